@@ -243,6 +243,7 @@ def test_autocast_casts_all_but_float32_mixers() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         out = multi_token_attention(**inputs, backend="fake")
         assert explain(**inputs).backend == "fake"
+        assert explain(**inputs | {"k": inputs["k"].half(), "v": inputs["v"].half()}).backend == "fake"
     assert out.dtype == torch.bfloat16
     out.sum().backward()
     assert all(x.grad is not None and x.grad.dtype == x.dtype for x in inputs.values())

@@ -46,6 +46,32 @@ CALLS = {
     "explain: q of 3 dims": (lambda: explain(Q[0], Q, Q, pre_mix=MIX), ValueError, "q has shape .* four"),
     "explain: dropout": (lambda: explain(*QKV, pre_mix=MIX, dropout="x"), ValueError, "dropout is 'x'; expected"),
     "explain: causal": (lambda: explain(*QKV, pre_mix=MIX, causal="no"), TypeError, "causal is 'no'; expected"),
+    "explain: k of 3 heads": (
+        lambda: explain(Q, Q[:, 1:], Q[:, 1:], pre_mix=MIX), ValueError, "4 query heads cannot share 3 key heads",
+    ),
+    "explain: v of another shape": (lambda: explain(Q, Q, Q[:, 1:], pre_mix=MIX), ValueError, "v .* must be the same"),
+    "explain: k of another dtype": (
+        lambda: explain(Q, Q.half(), Q.half(), pre_mix=MIX), TypeError, "k has dtype torch.float16 and q torch.float32",
+    ),
+    "explain: fewer keys": (lambda: explain(Q, *[Q[:, :, 2:]] * 2, pre_mix=MIX), ValueError, "as many rows as k, or"),
+    "explain: a mixing in float64": (
+        lambda: explain(*QKV, pre_mix=MIX.double()), TypeError, "pre_mix has dtype torch.float64; expected",
+    ),
+    "explain: a mixing without numbers": (
+        lambda: explain(*QKV, post_mix=MIX.to("meta")), ValueError, "post_mix is on meta and q on cpu",
+    ),
+    "explain decode: head dim": (
+        lambda: explain(Q[..., 1:], Q, Q, pre_mix=MIX, decode=True), ValueError, "head_dim must be the same",
+    ),
+    "explain decode: k of 3 heads": (
+        lambda: explain(Q, Q[:, 1:], Q[:, 1:], pre_mix=MIX, decode=True), ValueError, "cannot share 3 key heads",
+    ),
+    "conv explain: k of 3 heads": (
+        lambda: explain_conv_attention(Q, Q[:, 1:], Q[:, 1:], TAPS), ValueError, "cannot share 3 key heads",
+    ),
+    "conv explain: weight in float64": (
+        lambda: explain_conv_attention(*QKV, TAPS.double()), TypeError, "weight has dtype torch.float64; expected",
+    ),
     "module's explain: heads": (lambda: module(2, 16).explain(*QKV), ValueError, "q has shape .* as the module"),
     "conv explain: 2 dims": (lambda: explain_conv_attention(*QKV, TAPS[0]), ValueError, r"weight has shape \(3, 3\)"),
     "conv explain: 4 dims": (lambda: explain_conv_attention(*QKV, TAPS[None]), ValueError, "weight has shape"),
@@ -116,6 +142,36 @@ CALLS = {
     "decode: state as a tuple": (
         lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, post_conv=TAPS, state=(Q, Q)), TypeError,
         "state is a tuple and post_conv looks back on 3 queries; give the DecodeState of prefill_state, or Dec",
+    ),
+    "decode: taps of 3 heads": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_conv=TAPS[1:], pre_mix=MIX), ValueError,
+        r"pre_conv has shape \(3, 3, 3\); expected",
+    ),
+    "prefill_state: taps of 3 heads": (
+        lambda: prefill_state(Q, Q, lengths=LENGTHS, pre_conv=TAPS[1:], post_conv=TAPS), ValueError, "pre_conv has sha",
+    ),
+    "decode: taps in float64": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, post_conv=TAPS.double()), TypeError,
+        "post_conv has dtype torch.float64; expected torch.float32, as q_window",
+    ),
+    "decode: taps on another device": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_conv=TAPS.to("meta"), pre_mix=MIX), ValueError,
+        "pre_conv is on meta and q_window on cpu",
+    ),
+    "conv decode: weight in float64": (
+        lambda: conv_attention_decode(*STEP, TAPS.double(), lengths=LENGTHS), TypeError, "expected .*, as q_window",
+    ),
+    "decode: a mixing of 3 heads": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_mix=MIX[1:, 1:]), ValueError,
+        "mixes 3 heads, and q_window has 4",
+    ),
+    "decode: a mixing in float64": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, post_mix=MIX.double()), TypeError,
+        "post_mix has dtype torch.float64; expected torch.float32, as q_window",
+    ),
+    "decode: a norm in float64": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, norm_weight=Q[0, 0, 0].double()), TypeError,
+        "norm_weight has dtype torch.float64; expected torch.float32, as q_window",
     ),
     "causal": (lambda: multi_token_attention(*QKV, pre_mix=MIX, causal="no"), TypeError, "causal is 'no'"),
     "conv causal": (lambda: conv_attention(*QKV, TAPS, causal="no"), TypeError, "causal is 'no'"),

@@ -99,6 +99,24 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"{name} is on {tensor.device} and q on {q.device}; move them to one device")
 
 
+def check_asked(q: Tensor, k: Tensor, v: Tensor, *, decode: bool) -> None:
+    """Raise ValueError or TypeError for q, k and v of no call; those of a decode step may be a window and pages."""
+    check_tensors(q, k, v)
+    check_values(k, v)
+    if not decode:
+        check_queries(q, k)
+        return
+    if k.shape[3] != q.shape[3]:
+        raise ValueError(f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}; head_dim must be the same")
+    check_heads(q.shape[1], k.shape[1])
+
+
+def check_values(k: Tensor, v: Tensor) -> None:
+    """Raise ValueError unless there is a value for each key, of as many numbers."""
+    if k.shape != v.shape:
+        raise ValueError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; they must be the same")
+
+
 def check_queries(q: Tensor, k: Tensor) -> None:
     """Raise ValueError unless q may hold the queries of the last positions of k."""
     if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3] or q.shape[2] > k.shape[2]:
@@ -118,13 +136,13 @@ def check_heads(query_heads: int, key_heads: int) -> None:
         )
 
 
-def check_weight(weight: Tensor, query_heads: int, q: Tensor, *, name: str = "weight") -> None:
+def check_weight(weight: Tensor, query_heads: int, q: Tensor, *, name: str = "weight", like: str = "q") -> None:
     """Raise unless `weight`, by its `name`, is `[query_heads, cq, ck]`, and its dtype and device are as q's.
 
-    Its dtype may be float32 as well.
+    Its dtype may be float32 as well. `like` is the name of q.
     """
     check_taps(weight, query_heads, name=name)
-    check_like(name, weight, q)
+    check_like(name, weight, q, like)
 
 
 def check_taps(weight: Tensor, query_heads: int, *, name: str = "weight") -> None:
@@ -136,13 +154,13 @@ def check_taps(weight: Tensor, query_heads: int, *, name: str = "weight") -> Non
         )
 
 
-def check_like(name: str, x: Tensor, q: Tensor) -> None:
-    """Raise unless x is on the device of q, and of its dtype or float32."""
+def check_like(name: str, x: Tensor, q: Tensor, like: str = "q") -> None:
+    """Raise unless x is on the device of q, whose name is `like`, and of its dtype or float32."""
     if x.dtype not in (q.dtype, torch.float32):
         or_float32 = "" if q.dtype == torch.float32 else ", or torch.float32"
-        raise TypeError(f"{name} has dtype {x.dtype}; expected {q.dtype}, as q{or_float32}")
+        raise TypeError(f"{name} has dtype {x.dtype}; expected {q.dtype}, as {like}{or_float32}")
     if x.device != q.device:
-        raise ValueError(f"{name} is on {x.device} and q on {q.device}; move them to one device")
+        raise ValueError(f"{name} is on {x.device} and {like} on {q.device}; move them to one device")
 
 
 def check_rows(rows: tuple[int, int], query_rows: int) -> None:
@@ -174,6 +192,12 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
+def like_cast(x: Tensor) -> Tensor:
+    """What checks see of x in the dtype of autocast: another tensor has the memory of one number."""
+    dtype = autocast_dtype(x)
+    return x if x.dtype == dtype else torch.empty((), dtype=dtype, device=x.device).expand(x.shape)
+
+
 def cast_for_autocast(weight: Tensor, *others: Tensor | None) -> tuple:
     """Weight and others in the dtype of autocast; a weight in float32 stays as it is."""
     return cast_unless_float32(weight), *(None if x is None else x.to(autocast_dtype(x)) for x in others)
@@ -192,8 +216,7 @@ def check_arguments(
     check_tensors(q, k, v)
     _, query_heads, query_rows, _ = q.shape
     _, key_heads, key_rows, _ = k.shape
-    if k.shape != v.shape:
-        raise ValueError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; they must be the same")
+    check_values(k, v)
     check_queries(q, k)
     check_weight(weight, query_heads, q)
     key_padding(weight.shape[2], pad_key)

@@ -15,9 +15,11 @@ from mta_kernels.backend_lookup import check_can_run
 from mta_kernels.conv_attention import tile_sizes
 from mta_kernels.conv_attention.arguments import (
     autocast_dtype,
+    cast_unless_float32,
     check_are_tensors,
-    check_dimensions,
-    check_taps,
+    check_asked,
+    check_weight,
+    like_cast,
     wants_gradient,
 )
 from mta_kernels.conv_attention.backend import Backend, Request
@@ -95,12 +97,14 @@ def explain(
     """Which backend `conv_attention`, or `conv_attention_decode`, takes for these arguments, and why.
 
     No other argument changes the choice; autocast does, what `mtabench tune` saved, and whether a gradient may be asked
-    for. Raises ValueError for an unknown backend, a named one that cannot run them, or shapes that do not fit, and
-    TypeError for what is no tensor.
+    for. Raises ValueError for an unknown backend, a named one that cannot run them, or shapes and devices that do not
+    fit, and TypeError for dtypes that do not, or what is no tensor.
     """
     check_are_tensors(q=q, k=k, v=v, weight=weight)
-    check_dimensions(q=q, k=k, v=v)
-    check_taps(weight, q.shape[1])
+    weight = cast_unless_float32(weight)
+    asked = like_cast(q)
+    check_asked(asked, like_cast(k), like_cast(v), decode=decode)
+    check_weight(weight, q.shape[1], asked)
     request = Request(
         _with_taps(weight.shape[-2], weight.shape[-1], causal), q.device, autocast_dtype(q), q.shape[-1],
         wants_gradient(q, k, v, weight), (q, k, v) if decode else None, is_shared(group), k.shape[2],

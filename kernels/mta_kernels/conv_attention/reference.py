@@ -169,7 +169,7 @@ def gather_pages(cache: Tensor, block_table: Tensor) -> Tensor:
 
 def check_decode_arguments(
     q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor, pad_key: str,
-    block_table: Tensor | None = None,
+    block_table: Tensor | None = None, *, weight_name: str = "weight",
 ) -> None:  # fmt: skip
     """Raise ValueError or TypeError, in one sentence, unless the arguments are those of a decode step.
 
@@ -199,7 +199,7 @@ def check_decode_arguments(
             "batch and head_dim must be the same"
         )
     check_heads(query_heads, k_cache.shape[1])
-    check_weight(weight, query_heads, q_window)
+    check_weight(weight, query_heads, q_window, name=weight_name, like="q_window")
     key_padding(weight.shape[2], pad_key)
     check_whole_numbers("lengths", lengths, lengths.shape == (batch,), (batch,), q_window.device)
     if can_be_read(lengths):

@@ -14,6 +14,7 @@ from mta_kernels.conv_attention.arguments import (
     check_packing,
     check_queries,
     check_tensors,
+    check_values,
     check_weight,
 )
 from mta_kernels.multi_token_attention.mixers import Mixers, rows_needed_before
@@ -46,21 +47,13 @@ def check_arguments(
 ) -> None:  # fmt: skip
     """Raise ValueError or TypeError, in one sentence, unless the arguments are those of `multi_token_attention`."""
     check_tensors(q, k, v)
-    _, heads, query_rows, head_dim = q.shape
-    key_rows = k.shape[2]
-    if k.shape != v.shape:
-        raise ValueError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; they must be the same")
+    query_rows, key_rows = q.shape[2], k.shape[2]
+    check_values(k, v)
     check_queries(q, k)
     if pad_key not in PAD_KEYS:
         raise ValueError(f"pad_key is {pad_key!r}; expected one of {', '.join(map(repr, PAD_KEYS))}")
-    for name in ("pre_conv", "post_conv"):
-        if (taps := getattr(given, name)) is not None:
-            check_weight(taps, heads, q, name=name)
-    for name in ("pre_mix", "post_mix"):
-        if (mix := getattr(given, name)) is not None:
-            check_mixing(mix, heads, name=name)
-            check_like(name, mix, q)
-    check_norm_and_gate(after, head_dim, q)
+    check_mixers(given, q)
+    check_norm_and_gate(after, q)
     check_dropout(dropout, seed, q)
     if cu_seqlens is not None:
         check_packing(cu_seqlens, q, key_rows, q_history)
@@ -68,8 +61,23 @@ def check_arguments(
         check_history(q_history, q, key_rows, rows_needed_before(given) + 1)
 
 
-def check_mixing(mix: Tensor, heads: int, *, name: str) -> None:
-    """Raise ValueError unless `mix`, by its `name`, is `[heads, heads]`, or `[G, c, c]` with `G * c` heads."""
+def check_mixers(given: Mixers, q: Tensor, like: str = "q") -> None:
+    """Raise ValueError or TypeError, by its name, for the first mixer that does not fit q, whose name is `like`."""
+    for name, x in given._asdict().items():
+        if x is None:
+            continue
+        if name.endswith("conv"):
+            check_weight(x, q.shape[1], q, name=name, like=like)
+        else:
+            check_mixing(x, q, name=name, like=like)
+
+
+def check_mixing(mix: Tensor, q: Tensor, *, name: str, like: str = "q") -> None:
+    """Raise unless `mix`, by its `name`, is `[H, H]`, or `[G, c, c]` with `G * c = H`, H being the heads of q.
+
+    Its dtype and device are those that `check_like` takes; `like` is the name of q.
+    """
+    heads = q.shape[1]
     order = "(out, in)" if name == "pre_mix" else "(in, out)"
     if mix.dim() not in (2, 3) or 0 in mix.shape or mix.shape[-1] != mix.shape[-2]:
         raise ValueError(
@@ -79,20 +87,22 @@ def check_mixing(mix: Tensor, heads: int, *, name: str) -> None:
     groups, size = (mix.shape[0] if mix.dim() == 3 else 1), mix.shape[-1]
     if groups * size != heads:
         raise ValueError(
-            f"{name} has shape {tuple(mix.shape)}, which mixes {groups * size} heads, and q has {heads}; "
+            f"{name} has shape {tuple(mix.shape)}, which mixes {groups * size} heads, and {like} has {heads}; "
             f"give [{heads}, {heads}] {order}, or [groups, c, c] with groups * c = {heads}"
         )
+    check_like(name, mix, q, like)
 
 
-def check_norm_and_gate(after: NormGate, head_dim: int, q: Tensor) -> None:
-    """Raise unless the parts of `after` fit outputs of `head_dim` numbers, on q's device, of its dtype or float32."""
+def check_norm_and_gate(after: NormGate, q: Tensor, like: str = "q") -> None:
+    """Raise unless the parts of `after` fit the head dim, device and dtype of q, whose name is `like`."""
+    head_dim = q.shape[3]
     norm_weight, norm_eps, depth, gate_weight, gate_bias = after
     if norm_weight is not None:
         if norm_weight.shape != (head_dim,):
             raise ValueError(
                 f"norm_weight has shape {tuple(norm_weight.shape)}; expected [{head_dim}], a number a head dim"
             )
-        check_like("norm_weight", norm_weight, q)
+        check_like("norm_weight", norm_weight, q, like)
     if isinstance(norm_eps, bool) or not isinstance(norm_eps, int | float) or not 0 <= norm_eps < math.inf:
         raise ValueError(f"norm_eps is {norm_eps!r}; expected a finite number from 0 on, 1e-5 in the paper's models")
     check_depth(depth)
@@ -110,14 +120,14 @@ def check_norm_and_gate(after: NormGate, head_dim: int, q: Tensor) -> None:
             f"gate_weight has shape {tuple(gate_weight.shape)}; expected [1, {head_dim}] or [{head_dim}, {head_dim}], "
             "the weight of a torch.nn.Linear"
         )
-    check_like("gate_weight", gate_weight, q)
+    check_like("gate_weight", gate_weight, q, like)
     if gate_bias is not None:
         if gate_bias.shape != gate_weight.shape[:1]:
             raise ValueError(
                 f"gate_bias has shape {tuple(gate_bias.shape)}; expected [{gate_weight.shape[0]}], "
                 "as many numbers as gate_weight has rows"
             )
-        check_like("gate_bias", gate_bias, q)
+        check_like("gate_bias", gate_bias, q, like)
 
 
 def check_depth(depth: int | None) -> None:

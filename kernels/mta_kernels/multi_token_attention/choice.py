@@ -9,15 +9,16 @@ from mta_kernels.backend_lookup import check_can_run
 from mta_kernels.conv_attention import backends as conv_backends
 from mta_kernels.conv_attention.arguments import (
     autocast_dtype,
+    cast_unless_float32,
     check_are_tensors,
-    check_dimensions,
-    check_taps,
+    check_asked,
+    like_cast,
     wants_gradient,
 )
 from mta_kernels.conv_attention.choice import Choice
 from mta_kernels.conv_attention.choice import explain as explain_conv_attention
 from mta_kernels.multi_token_attention import backends
-from mta_kernels.multi_token_attention.arguments import check_dropout, check_mixing
+from mta_kernels.multi_token_attention.arguments import check_dropout, check_mixers
 from mta_kernels.multi_token_attention.backend import MtaBackend, Request
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
 from mta_kernels.operation import Operation
@@ -64,15 +65,15 @@ def explain(
     """Which backend `multi_token_attention`, or `multi_token_attention_decode`, takes for these arguments, and why.
 
     No other argument changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for
-    an unknown backend, a named one that cannot run them, or shapes that do not fit, and TypeError for what is no
-    tensor.
+    an unknown backend, a named one that cannot run them, or shapes and devices that do not fit, and TypeError for
+    dtypes that do not, or what is no tensor.
     """
     given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
     check_are_tensors(q=q, k=k, v=v, **given._asdict(), cu_seqlens=cu_seqlens)
-    check_dimensions(q=q, k=k, v=v)
-    for name, x in given._asdict().items():
-        if x is not None:
-            (check_taps if name.endswith("conv") else check_mixing)(x, q.shape[1], name=name)
+    given = Mixers(*map(cast_unless_float32, given))
+    asked = like_cast(q)
+    check_asked(asked, like_cast(k), like_cast(v), decode=decode)
+    check_mixers(given, asked)
     check_dropout(dropout, None, q)
     operation = operation_of(given, q.shape[-1], causal=causal, scale=None, pad_key="both")
     if is_conv_attention(operation, dropout, backend):

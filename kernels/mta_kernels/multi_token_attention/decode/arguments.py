@@ -8,14 +8,12 @@ from torch import Tensor
 from mta_kernels.conv_attention.arguments import (
     can_be_read,
     check_are_tensors,
-    check_like,
     check_no_overlap,
-    check_weight,
     kind_of,
     wants_gradient,
 )
 from mta_kernels.conv_attention.reference import check_decode_arguments
-from mta_kernels.multi_token_attention.arguments import NormGate, check_mixing, check_norm_and_gate
+from mta_kernels.multi_token_attention.arguments import NormGate, check_mixers, check_norm_and_gate
 from mta_kernels.multi_token_attention.decode.state import DecodeState, needs_state
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.operator_gradients import check_not_mapped
@@ -34,7 +32,7 @@ def check_step(
         block_table=block_table,
     )  # fmt: skip
     capacity = check_caches(q_window, k_cache, v_cache, lengths, given, pad_key, block_table)
-    check_norm_and_gate(after, q_window.shape[3], q_window)
+    check_norm_and_gate(after, q_window, "q_window")
     if needs_state(given):
         kept = (state.logits, state.logsumexp, state.lengths) if isinstance(state, DecodeState) else ()
         read = q_window, k_cache, v_cache, lengths, *given, block_table
@@ -54,14 +52,8 @@ def check_caches(
     taps = given.pre_conv
     if taps is None:  # one tap, if there are heads to have it
         taps = q_window[0, :, :1, :1] if q_window.dim() == 4 and q_window.shape[0] else q_window
-    check_decode_arguments(q_window, k_cache, v_cache, taps, lengths, pad_key, block_table)
-    heads = q_window.shape[1]
-    if given.post_conv is not None:
-        check_weight(given.post_conv, heads, q_window, name="post_conv")
-    for name in ("pre_mix", "post_mix"):
-        if (mix := getattr(given, name)) is not None:
-            check_mixing(mix, heads, name=name)
-            check_like(name, mix, q_window)
+    check_decode_arguments(q_window, k_cache, v_cache, taps, lengths, pad_key, block_table, weight_name="pre_conv")
+    check_mixers(given._replace(pre_conv=None), q_window, "q_window")
     capacity = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
     if can_be_read(lengths) and int(lengths.max()) > capacity:
         raise ValueError(
