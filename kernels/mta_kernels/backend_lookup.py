@@ -13,8 +13,12 @@ def find(kernels: Sequence[Any], name: str) -> Any:
             return backend
     if name == "reference":
         return None
-    names = ["reference", *(backend.name for backend in kernels)]
-    raise ValueError(f"backend is {name!r}; expected 'auto' or one of {', '.join(map(repr, names))}")
+    raise ValueError(f"backend is {name!r}; expected {any_of(kernels)}")
+
+
+def any_of(kernels: Sequence[Any]) -> str:
+    """The names to type, in words."""
+    return f"'auto' or one of {', '.join(repr(name) for name in ('reference', *(x.name for x in kernels)))}"
 
 
 def check_can_run(backend: Any, request: Any) -> None:

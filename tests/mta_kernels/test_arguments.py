@@ -48,7 +48,7 @@ def test_dtypes_and_options() -> None:
     q, k, v, weight = make()
     with pytest.raises(TypeError, match=r"torch\.float16"):
         conv_attention(q, k.half(), v, weight)
-    with pytest.raises(TypeError, match="floating-point"):
+    with pytest.raises(TypeError, match=r"q has dtype torch\.int32; expected torch\.float16"):
         conv_attention(q.int(), k, v, weight)
     with pytest.raises(TypeError, match="weight has dtype"):
         conv_attention(q, k, v, weight.double())

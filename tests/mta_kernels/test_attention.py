@@ -42,7 +42,7 @@ def test_every_rung_says_in_a_clause_why_it_cannot_run_or_that_it_can(rung):
     [
         ((X[0], X, X), ValueError, "expected four dimensions"),
         ((X[:, :, :0], X, X), ValueError, "every dimension must be at least 1"),
-        ((X.long(), X, X), TypeError, "floating-point"),
+        ((X.long(), X, X), TypeError, "q has dtype torch.int64; expected torch.float16"),
         ((X, X.half(), X), TypeError, "must be the same"),
         ((X, X, X.to("meta")), ValueError, "move them to one device"),
         ((X, X[:, :, :5], X[:, :, :5]), ValueError, "as many rows as k, or fewer"),

@@ -173,6 +173,36 @@ CALLS = {
         lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, norm_weight=Q[0, 0, 0].double()), TypeError,
         "norm_weight has dtype torch.float64; expected torch.float32, as q_window",
     ),
+    "depth of 400 digits": (
+        lambda: multi_token_attention(*QKV, pre_mix=MIX, norm_weight=Q[0, 0, 0], depth=10**400), ValueError,
+        "depth is beyond 2",
+    ),
+    "module: depth of 400 digits": (lambda: module(depth=10**400), ValueError, "depth is beyond 2"),
+    "sparse mixing": (
+        lambda: multi_token_attention(*QKV, pre_mix=MIX.to_sparse()), TypeError,
+        r"pre_mix is a sparse tensor; expected a dense one, as to_dense\(\) makes it",
+    ),
+    "sparse mixing, compressed": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, post_mix=MIX.to_sparse_csr()), TypeError,
+        "post_mix is a sparse tensor",
+    ),
+    "nested taps": (
+        lambda: multi_token_attention(*QKV, post_conv=torch.nested.nested_tensor(list(TAPS), layout=torch.jagged)),
+        TypeError, "post_conv is a nested tensor; expected a dense one, as torch.nested.to_padded_tensor makes",
+    ),
+    "conv: sparse weight": (lambda: conv_attention(*QKV, TAPS.to_sparse()), TypeError, "weight is a sparse tensor"),
+    "q in fp8": (
+        lambda: multi_token_attention(*[Q.to(torch.float8_e4m3fn)] * 3, pre_mix=MIX), TypeError,
+        "q has dtype torch.float8_e4m3fn; expected torch.float16, torch.bfloat16, torch.float32 or torch.float64",
+    ),
+    "decode: q_window in fp8": (
+        lambda: multi_token_attention_decode(*[Q.to(torch.float8_e5m2)] * 3, lengths=LENGTHS, pre_mix=MIX), TypeError,
+        "q_window has dtype torch.float8_e5m2; expected torch.float16",
+    ),
+    "conv decode: whole numbers": (
+        lambda: conv_attention_decode(*[Q.int()] * 3, TAPS, lengths=LENGTHS), TypeError, "q_window has dtype torch.int",
+    ),
+    "module: fp8": (lambda: module(dtype=torch.float8_e4m3fn), TypeError, "dtype is torch.float8_e4m3fn; expected"),
     "causal": (lambda: multi_token_attention(*QKV, pre_mix=MIX, causal="no"), TypeError, "causal is 'no'"),
     "conv causal": (lambda: conv_attention(*QKV, TAPS, causal="no"), TypeError, "causal is 'no'"),
     "causal of two": (
@@ -198,7 +228,7 @@ CALLS = {
     "module: depth": (lambda: module(depth=-1), ValueError, "depth is -1; expected the layer's index"),
     "module: dropout": (lambda: module(dropout=1.0), ValueError, "dropout is 1.0; expected a number from 0 to"),
     "module: pad_key": (lambda: module(pre_conv=None, post_conv=None, pad_key="x"), ValueError, "pad_key is 'x'"),
-    "module: dtype": (lambda: module(dtype="bf16"), TypeError, "dtype is 'bf16'; expected a floating-point dtype"),
+    "module: dtype": (lambda: module(dtype="bf16"), TypeError, "dtype is 'bf16'; expected torch.float16"),
     "module: whole numbers": (lambda: module(dtype=torch.int32), TypeError, "dtype is torch.int32; expected"),
     "preset: layer": (lambda: preset("a"), ValueError, "layer is 'a'; mta-1b has the layers 0 to 23"),
     "preset: layer of no kind": (lambda: preset(None), ValueError, "layer is None; mta-1b has the layers"),
@@ -209,6 +239,28 @@ CALLS = {
     "entries of numbers": (lambda: layer_entries({1: 2}, 2), TypeError, "expected a mapping from names to tensors"),
     "ConvAttention: dtype": (lambda: ConvAttention(4, dtype="bf16"), TypeError, "dtype is 'bf16'"),
     "identity_weight: dtype": (lambda: identity_weight(4, 3, 3, dtype=torch.int64), TypeError, "dtype is torch.int64"),
+    "module: causal": (lambda: module(causal="x"), TypeError, "causal is 'x'; expected True or False"),
+    "module: scale": (lambda: module(scale="x"), TypeError, "scale is 'x'; expected a number"),
+    "module: backend": (lambda: module(backend="x"), ValueError, "backend is 'x'; expected 'auto' or one of 'ref"),
+    "module: backend of conv_attention": (
+        lambda: module(post_mix=False, backend="hopper"), ValueError,
+        "backend 'hopper' runs conv_attention alone, which has no pre_mix and no post_conv; expected 'auto' or one of "
+        "'reference', 'triton'",
+    ),
+    "dropout of a backend of conv_attention": (
+        lambda: multi_token_attention(*QKV, pre_conv=TAPS, dropout=0.1, backend="cuda"), ValueError,
+        "backend 'cuda' runs conv_attention alone, which has no dropout; expected 'auto' or one of 'reference', 'tri",
+    ),
+    "explain: dropout of a backend of conv_attention": (
+        lambda: explain(*QKV, dropout=0.1, backend="hopper"), ValueError, "which has no dropout; expected 'auto'",
+    ),
+    "decode: backend of conv_attention": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_mix=MIX, backend="cuda"), ValueError,
+        "backend 'cuda' runs conv_attention alone, which has no pre_mix; expected 'auto'",
+    ),
+    "state of all": (
+        lambda: module(causal=False).prefill_state(Q, Q, lengths=LENGTHS), ValueError, "causal is False, and a decode",
+    ),
     "decode of all": (lambda: module(causal=False).decode(*STEP, lengths=LENGTHS), ValueError, "causal is False, and"),
     "state: batch": (lambda: DecodeState.empty(-1, 4, 3, 8, dtype=Q.dtype), ValueError, "batch is -1; expected"),
     "state: heads": (lambda: DecodeState.empty(1, 4.0, 3, 8, dtype=Q.dtype), ValueError, "heads is 4.0"),

@@ -18,13 +18,17 @@ MAY_BE_LEFT_OUT = (
     "pre_conv", "pre_mix", "post_conv", "post_mix", "norm_weight", "gate_weight", "gate_bias",
 )  # fmt: skip
 MAX_SPLITS = 128
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_are_tensors(**arguments: object) -> None:
-    """Raise TypeError for the first of these that is no tensor; None passes where it may be left out."""
+    """Raise TypeError for the first of these that is no dense tensor; None passes where it may be left out."""
     for name, given in arguments.items():
         if not isinstance(given, Tensor) and not (given is None and name in MAY_BE_LEFT_OUT):
             raise TypeError(f"{name} is {kind_of(given)}; expected a tensor, as torch.as_tensor makes one")
+        if given is not None and (given.layout != torch.strided or given.is_nested):
+            kind, makes = ("nested", "torch.nested.to_padded_tensor") if given.is_nested else ("sparse", "to_dense()")
+            raise TypeError(f"{name} is a {kind} tensor; expected a dense one, as {makes} makes it")
 
 
 def kind_of(x: object) -> str:
@@ -71,9 +75,19 @@ def _is_whole_number(x: object) -> bool:
 
 
 def check_floating_point(dtype: torch.dtype) -> None:
-    """Raise TypeError unless `dtype` is one of PyTorch's floating-point dtypes."""
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(f"dtype is {dtype!r}; expected a floating-point dtype such as torch.bfloat16")
+    """Raise TypeError unless `dtype` is one of `DTYPES`."""
+    if dtype not in DTYPES:
+        raise TypeError(f"dtype is {dtype!r}; expected {_listed_dtypes()}")
+
+
+def check_has_floating_point(name: str, x: Tensor) -> None:
+    """Raise TypeError, by its `name`, unless x has one of `DTYPES`."""
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{name} has dtype {x.dtype}; expected {_listed_dtypes()}")
+
+
+def _listed_dtypes() -> str:
+    return f"{', '.join(map(str, DTYPES[:-1]))} or {DTYPES[-1]}"
 
 
 def check_dimensions(**tensors: Tensor) -> None:
@@ -91,8 +105,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if 0 in tensor.shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; every dimension must be at least 1")
-        if not tensor.is_floating_point():
-            raise TypeError(f"{name} has dtype {tensor.dtype}; expected a floating-point dtype")
+        check_has_floating_point(name, tensor)
         if tensor.dtype != q.dtype:
             raise TypeError(f"{name} has dtype {tensor.dtype} and q {q.dtype}; they must be the same")
         if tensor.device != q.device:

@@ -18,6 +18,7 @@ from mta_kernels.conv_attention.arguments import (
     can_be_read,
     check_arguments,
     check_block_table,
+    check_has_floating_point,
     check_heads,
     check_rows,
     check_weight,
@@ -181,6 +182,7 @@ def check_decode_arguments(
                 f"{name} has shape {tuple(tensor.shape)}; expected four dimensions of at least 1: "
                 "[batch, heads, window or cache length, head_dim]"
             )
+        check_has_floating_point(name, tensor)
         if tensor.dtype != q_window.dtype or tensor.device != q_window.device:
             raise TypeError(
                 f"{name} is {tensor.dtype} on {tensor.device} and q_window {q_window.dtype} on {q_window.device}; "

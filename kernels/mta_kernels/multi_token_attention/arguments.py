@@ -132,6 +132,8 @@ def check_norm_and_gate(after: NormGate, q: Tensor, like: str = "q") -> None:
 
 def check_depth(depth: int | None) -> None:
     """Raise ValueError unless `depth` is None or the index of a layer."""
+    if isinstance(depth, int) and depth >= 2**63:  # its hundreds of digits are not told
+        raise ValueError("depth is beyond 2**63 - 1; expected the layer's index, a whole number from 0 on, or None")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
         raise ValueError(f"depth is {depth!r}; expected the layer's index, a whole number from 0 on, or None")
 

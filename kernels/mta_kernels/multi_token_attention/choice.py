@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mta_kernels.backend_lookup import check_can_run
+from mta_kernels.backend_lookup import any_of, check_can_run
 from mta_kernels.conv_attention import backends as conv_backends
 from mta_kernels.conv_attention.arguments import (
     autocast_dtype,
@@ -102,10 +102,26 @@ def conv_attention_weight(given: Mixers, q: Tensor) -> Tensor:
     return q.new_ones(q.shape[1], 1, 1) if given.pre_conv is None else given.pre_conv
 
 
+def check_backend(backend: str, operation: Operation, dropout: float) -> None:
+    """Raise ValueError unless a backend of this name, or "auto", is for such an operation."""
+    if is_conv_attention(operation, dropout, backend) or backend == "auto":
+        return
+    own, of_conv_attention = ([x.name for x in module.KERNELS] for module in (backends, conv_backends))
+    if backend in of_conv_attention and backend not in own:
+        steps = ("pre_mix", "post_conv", "post_mix")
+        more = [name for name in steps if getattr(operation, name)] + ["dropout"] * bool(dropout)
+        raise ValueError(
+            f"backend {backend!r} runs conv_attention alone, which has no {' and no '.join(more)}; "
+            f"expected {any_of(backends.KERNELS)}"
+        )
+    backends.named(backend)
+
+
 def choose(backend: str, request: Request) -> MtaBackend | None:
     """The kernels that run a request, None for the reference; raises ValueError for a named backend that cannot."""
     if backend == "auto":
         return _fastest(request)[0]
+    check_backend(backend, request.operation, request.dropout)
     kernels = backends.named(backend)
     if kernels is None:
         return None

@@ -13,12 +13,12 @@ from mta_kernels.conv_attention.arguments import check_count, check_floating_poi
 from mta_kernels.conv_attention.choice import Choice
 from mta_kernels.multi_token_attention.api import multi_token_attention
 from mta_kernels.multi_token_attention.arguments import check_depth, check_share
-from mta_kernels.multi_token_attention.choice import explain
+from mta_kernels.multi_token_attention.choice import check_backend, explain
 from mta_kernels.multi_token_attention.decode.api import multi_token_attention_decode
 from mta_kernels.multi_token_attention.decode.reference import prefill_state
 from mta_kernels.multi_token_attention.decode.state import DecodeState, needs_state
-from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.operation import key_padding
+from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
+from mta_kernels.operation import Operation, key_padding
 
 PROJECTIONS = ("wq", "wk", "wv", "wo")  # of the original's attention, which a model has beside this
 
@@ -84,6 +84,7 @@ class MultiTokenAttention(nn.Module):
         check_count("head_dim", head_dim)
         _check_taps(pre_conv=pre_conv, post_conv=post_conv)
         key_padding(1, pad_key)
+        Operation.of(None, head_dim, causal=causal, scale=scale)
         _check_parts(heads, pre_mix, post_mix, norm, depth, gate)
         check_share(dropout)
         if dtype is not None:
@@ -106,6 +107,8 @@ class MultiTokenAttention(nn.Module):
         self.subln = nn.RMSNorm(head_dim, eps=1e-5, **there) if norm else None
         self.gate = nn.Linear(head_dim, head_dim if gate == "full" else 1, **there) if gate else None
         self.reset_parameters()
+        operation = operation_of(Mixers(**self._mixing()), head_dim, causal=causal, scale=scale, pad_key=pad_key)
+        check_backend(backend, operation, 0.0)
 
     @classmethod
     def preset(cls, name: str, *, layer: int, **options: Any) -> MultiTokenAttention:
@@ -180,8 +183,11 @@ class MultiTokenAttention(nn.Module):
     def prefill_state(
         self, q_window: Tensor, k_cache: Tensor, *, lengths: Tensor, block_table: Tensor | None = None
     ) -> DecodeState | None:
-        """What `decode` needs besides the caches after prompts of `lengths`, as `prefill_state`; None without need."""
-        self._check_heads(q_window=q_window)
+        """What `decode` needs besides the caches after prompts of `lengths`, as `prefill_state`; None without need.
+
+        Raises as `decode`.
+        """
+        self._check_steps(q_window)
         mixing = self._mixing()
         if not needs_state(Mixers(**mixing)):
             return None
@@ -205,9 +211,7 @@ class MultiTokenAttention(nn.Module):
 
         Drops no probabilities. Raises as that function, and ValueError where the module is not causal.
         """
-        if not self.causal:
-            raise ValueError("causal is False, and a decode step is causal; make the module with causal=True")
-        self._check_heads(q_window=q_window)
+        self._check_steps(q_window)
         return multi_token_attention_decode(
             q_window, k_cache, v_cache, lengths=lengths, state=state, **self.mixers(), depth=self.depth,
             scale=self.scale, pad_key=self.pad_key, block_table=block_table, backend=self.backend, splits=splits,
@@ -221,6 +225,12 @@ class MultiTokenAttention(nn.Module):
                     f"{name} has shape {tuple(q.shape)}; expected [batch, {self.heads}, rows, {self.head_dim}], as the "
                     f"module is MultiTokenAttention({self.heads}, {self.head_dim})"
                 )
+
+    def _check_steps(self, q_window: Tensor) -> None:
+        """Raise ValueError where the module is not causal, or for queries of other heads."""
+        if not self.causal:
+            raise ValueError("causal is False, and a decode step is causal; make the module with causal=True")
+        self._check_heads(q_window=q_window)
 
     def _mixing(self) -> dict[str, Any]:
         """The parts around the softmax, by keyword."""
