@@ -10,7 +10,7 @@ from decode_inputs import COMBINATIONS, PARTS, Inputs, check_steps, name_of, pag
 from emulated_mta_decode import emulated_mta_decode  # noqa: F401
 from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error, with_gaps
 
-from mta_kernels.multi_token_attention import DecodeState, multi_token_attention_decode
+from mta_kernels.multi_token_attention import DecodeState, explain, multi_token_attention_decode
 from mta_kernels.multi_token_attention.decode_cuda import plan
 from mta_kernels.multi_token_attention.decode_cuda.plan import heads_unsupported, shape_unsupported, unsupported
 from mta_kernels.nvrtc import compiler
@@ -44,7 +44,11 @@ def inputs_of(parts: dict[str, bool], heads: int = 8, dtype: torch.dtype = torch
 @pytest.mark.parametrize("parts", OWN, ids=name_of)
 def test_every_combination_of_parts(parts: dict[str, bool]) -> None:
     """Prompts shorter and longer than the taps look back; programs that share a sequence, and that have several."""
-    check_steps(inputs_of(parts, batch=3, tokens=300), [1, 298, 3], steps=2)
+    inputs = inputs_of(parts, batch=3, tokens=300)
+    check_steps(inputs, [1, 298, 3], steps=2)
+    step = (inputs.step([1, 2, 3])[name] for name in ("q_window", "k_cache", "v_cache"))
+    told = explain(*step, **inputs.mixers, decode=True)
+    assert str(told).endswith(", with the CUDA kernels mta_decode_keys and mta_decode_values")
 
 
 @pytest.mark.parametrize("dtype", [x for x in DTYPES if x.itemsize == 2], ids=str)

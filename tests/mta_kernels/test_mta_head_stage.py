@@ -8,7 +8,7 @@ import triton.language as tl
 from emulated_bands import emulated_bands  # noqa: F401
 from emulated_heads import emulated_heads  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
-from mta_inputs import assert_twice_eager, forward, gradients, make, small_chunks, take_cuda
+from mta_inputs import assert_twice_eager, cuda_kernels, forward, gradients, make, small_chunks, take_cuda
 
 from mta_kernels.multi_token_attention.bands_cuda import plan
 from mta_kernels.multi_token_attention.heads_cuda import heads
@@ -50,6 +50,8 @@ def test_all_steps(launches: list[str], options: dict) -> None:
     problem = make(2, 70, 16, FP16, **options)
     found = gradients(problem)
     assert set(launches) == {"mix_probabilities", "convolve_heads", "differentiate_logits"}
+    before = {"convolve_rows"} if "pre_conv" in options else set()
+    assert cuda_kernels(problem)[1] == {*launches, *before, "convolution_gradients"}
     assert_twice_eager(found, problem, backward=True)
 
 

@@ -7,7 +7,7 @@ import torch
 from emulated_heads import emulated_heads  # noqa: F401
 from emulated_tiles import emulated_tiles  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory, with_gaps
-from mta_inputs import Problem, assert_twice_eager, forward, gradients, make, small_chunks, take_cuda
+from mta_inputs import Problem, assert_twice_eager, cuda_kernels, forward, gradients, make, small_chunks, take_cuda
 from torch import Tensor
 
 from mta_kernels import score_chunks
@@ -68,7 +68,9 @@ def check(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_all_steps(tiles: list, monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
-    check(make(2, 70, 16, FP16, **options), monkeypatch)
+    problem = make(2, 70, 16, FP16, **options)
+    assert cuda_kernels(problem)[0] == {"pre_tiles", "post_tiles"}
+    check(problem, monkeypatch)
     assert len(tiles) == (2 if "queries" in options else 3)
 
 
@@ -84,7 +86,9 @@ def test_all_steps(tiles: list, monkeypatch: pytest.MonkeyPatch, options: dict) 
 def test_all_steps_where_heads_meet(
     meetings: list, tiles: list, monkeypatch: pytest.MonkeyPatch, options: dict
 ) -> None:
-    check(make(2, 70, 16, FP16, **options), monkeypatch)
+    problem = make(2, 70, 16, FP16, **options)
+    assert cuda_kernels(problem)[0] == {"pre_heads", "post_heads"}
+    check(problem, monkeypatch)
     assert len(meetings) == (2 if "queries" in options else 3)
     assert not tiles
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -64,9 +66,10 @@ def explain(
 ) -> Choice:
     """Which backend `multi_token_attention`, or `multi_token_attention_decode`, takes for these arguments, and why.
 
-    No other argument changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for
-    an unknown backend, a named one that cannot run them, or shapes and devices that do not fit, and TypeError for
-    dtypes that do not, or what is no tensor.
+    The reason names the CUDA kernels that run, of the backward too where a gradient may be asked for. No other argument
+    changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for an unknown
+    backend, a named one that cannot run them, or shapes and devices that do not fit, and TypeError for dtypes that do
+    not, or what is no tensor.
     """
     given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
     check_are_tensors(q=q, k=k, v=v, **given._asdict(), cu_seqlens=cu_seqlens)
@@ -88,7 +91,17 @@ def explain(
         kernels, reason = _fastest(request)
     else:
         kernels, reason = choose(backend, request), "asked for"
-    return Choice("reference" if kernels is None else kernels.name, reason)
+    if kernels is None:
+        return Choice("reference", reason)
+    if kernels.cuda_kernels is not None:
+        passes = zip(("with", "backward with"), kernels.cuda_kernels(request, asked, k), strict=False)
+        reason = ", ".join([reason, *(f"{words} {_cuda_kernels(names)}" for words, names in passes if names)])
+    return Choice(kernels.name, reason)
+
+
+def _cuda_kernels(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"the CUDA kernels {', '.join(others)} and {last}" if others else f"the CUDA kernel {last}"
 
 
 def is_conv_attention(operation: Operation, dropout: float, backend: str) -> bool:

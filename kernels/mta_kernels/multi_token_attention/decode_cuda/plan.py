@@ -20,6 +20,7 @@ from mta_kernels.operation import ONE_TAP, Convolution, Operation
 FOLDER = Path(__file__).parent
 SHARED_BYTES = 227 * 1024  # that a block must be able to have; a step of few heads would do with less
 FEWEST_HEADS, MOST_HEADS, MOST_HEAD_DIM, MOST_TAPS = 8, 16, 128, 16
+KERNELS = ("mta_decode_keys", "mta_decode_values")
 FLOATS = "PRE_TAPS_FLOAT", "PRE_MIX_FLOAT", "POST_TAPS_FLOAT", "POST_MIX_FLOAT"
 TURN = 128  # keys, as in layout.cuh
 MERGE_THREADS = 512

@@ -110,4 +110,15 @@ def _decode(operation: Operation, q_window: Tensor, *rest: Any) -> Tensor:
         return newest_row(operation, q_window, *rest)
 
 
-TRITON = MtaBackend("triton", why_not, rank, _forward, _backward, _decode)
+def _cuda_kernels(request: Request, q: Tensor, k: Tensor) -> list[tuple[str, ...]]:
+    if request.decode is not None:
+        from mta_kernels.multi_token_attention.decode_cuda import plan
+
+        return [plan.KERNELS if plan.unsupported(request.operation, q, *request.decode[1:]) is None else ()]
+    from mta_kernels.multi_token_attention.kernel_names import of_backward, of_forward
+
+    forward = of_forward(request.operation, q, k.shape[2], request.documents)
+    return [forward, of_backward(request.operation, q, k.shape[2])] if request.gradients else [forward]
+
+
+TRITON = MtaBackend("triton", why_not, rank, _forward, _backward, _decode, _cuda_kernels)
