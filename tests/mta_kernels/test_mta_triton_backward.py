@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
-from kernel_inputs import DTYPES, poison_memory, with_gaps
-from mta_inputs import Problem, assert_twice_eager, by_reference, forward, gradients, make, small_chunks
+from decode_inputs import COMBINATIONS, PARTS, name_of
+from error_bounds import assert_twice_as_near
+from kernel_inputs import DEVICE, DTYPES, poison_memory, with_gaps
+from mta_inputs import (
+    Problem,
+    assert_twice_eager,
+    both_passes,
+    by_reference,
+    forward,
+    gradients,
+    make,
+    small_chunks,
+)
 from torch import Tensor
 
 from mta_kernels import score_chunks
+from mta_kernels.multi_token_attention import MultiTokenAttention, api, norm_gate
+from mta_kernels.multi_token_attention.module import PRESETS
 from mta_kernels.multi_token_attention.triton import backward
 from mta_kernels.multi_token_attention.triton.backend import TRITON
 from mta_kernels.multi_token_attention.triton.products import rows_of
@@ -33,9 +48,21 @@ def test_mixing(dtype: torch.dtype, causal: bool) -> None:
     check(make(2, 60, 24, dtype, kv_heads=1, queries=40, causal=causal))
 
 
-@pytest.mark.parametrize(("pre_mix", "post_mix"), [(True, False), (False, True), (False, False)])
-def test_either_mixing_alone(pre_mix: bool, post_mix: bool) -> None:
-    check(make(2, 40, 16, torch.float16, pre_mix=pre_mix, post_mix=post_mix, scale=-0.3))
+OWN = [parts for parts in COMBINATIONS if any(parts[name] for name in PARTS[1:])]  # all others are conv_attention's
+
+
+@pytest.mark.parametrize(
+    ("parts", "dtype"),
+    list(zip(OWN, itertools.cycle(DTYPES), strict=False)),
+    ids=lambda x: name_of(x) if isinstance(x, dict) else str(x),
+)
+def test_every_combination_of_parts(parts: dict[str, bool], dtype: torch.dtype) -> None:
+    """Both passes, of two chunks where one convolution reads beyond its own: `test_all_steps` has both of those."""
+    taps = {"pre_conv": (3, 4), "post_conv": (2, 3)}
+    given = {name: taps.get(name, True) if there else None for name, there in parts.items()}
+    keys = 20 if parts["pre_conv"] and parts["post_conv"] else 36
+    problem = make(2, keys, 16, dtype, scale=-0.3, **given)
+    assert_twice_eager(both_passes(problem), problem, backward=True)
 
 
 @pytest.mark.slow
@@ -65,11 +92,6 @@ def test_most_taps(keys: int, pad_key: str, causal: bool) -> None:
     """More than the sequence has rows, too."""
     taps = {"pre_conv": (8, 17), "post_conv": (7, 16)}
     check(make(2, keys, 16, torch.float32, pad_key=pad_key, causal=causal, **taps))
-
-
-@pytest.mark.parametrize("which", ["pre_conv", "post_conv"])
-def test_either_convolution_alone(which: str) -> None:
-    check(make(1, 40, 16, torch.float32, pre_mix=False, post_mix=False, **{which: (2, 3)}))
 
 
 def test_small_gradients_beside_large_mixers() -> None:
@@ -161,13 +183,45 @@ def test_any_strides_and_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(got[name], x, rtol=0 if name in "qkv" else 2e-3, atol=0)
 
 
+COSTLY = [pytest.param(name, 2, marks=pytest.mark.gpu) for name in ("mta-300m", "mta-1b")]  # other head dims alone
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"), [*((name, 3) for name in PRESETS), ("mta-550m", 2), ("mta-830m", 2), *COSTLY]
+)
+def test_layers_of_the_models(name: str, layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the module, with all that they have: the norm and the gate by their kernels, too."""
+    (heads, head_dim, _), tokens, dtype = PRESETS[name], 400 if DEVICE == "cuda" else 6, DTYPES[-1]
+    monkeypatch.setattr(api, "norm_and_gate", norm_gate.NORM_GATE)
+    generator = torch.Generator().manual_seed(0)
+    attention = MultiTokenAttention.preset(name, layer=layer, backend="triton")
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    attention.to(DEVICE)
+    q, k, v, grad_out = torch.randn(4, 1, heads, tokens, head_dim, generator=generator).to(DEVICE, dtype)
+
+    def run(attention: MultiTokenAttention, dtype: torch.dtype) -> dict[str, Tensor]:
+        leaves = {name: x.to(dtype).requires_grad_() for name, x in zip("qkv", (q, k, v), strict=True)}
+        out = attention(**leaves)
+        leaves |= attention.named_parameters()
+        found = torch.autograd.grad(out, list(leaves.values()), grad_out.to(dtype))
+        return {"out": out.detach(), **dict(zip(leaves, found, strict=True))}
+
+    eager = copy.deepcopy(attention)
+    eager.backend = "reference"
+    assert_twice_as_near(
+        run(attention, dtype), run(copy.deepcopy(eager).double(), torch.float64), run(eager, dtype), dtype
+    )
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("heads", "head_dim"), [(16, 64), (10, 128), (16, 96), (16, 128)])
 @pytest.mark.parametrize("steps", [{}, {"pre_conv": (6, 11), "post_conv": (6, 11)}], ids=["mixing", "all"])
-def test_the_papers_layers(steps: dict, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_papers_layers(steps: dict, heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the same numbers when it is run again."""
     monkeypatch.setattr(score_chunks, "CHUNK_ROWS", 512)
-    problem = make(16, 1100, head_dim, torch.bfloat16, **steps)
+    problem = make(heads, 1100, head_dim, torch.bfloat16, **steps)
     check(problem)
     first, again = gradients(problem), gradients(problem)
     assert all(torch.equal(first[name], again[name]) for name in first)

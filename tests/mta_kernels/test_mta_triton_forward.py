@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from kernel_inputs import DEVICE, DTYPES, poison_memory, with_gaps
-from mta_inputs import Problem, assert_twice_eager, forward, make, small_chunks
+from mta_inputs import Problem, assert_twice_eager, by_reference, forward, make, small_chunks
 
 from mta_kernels import score_chunks
+from mta_kernels.conv_attention import conv_attention
+from mta_kernels.multi_token_attention import MultiTokenAttention, multi_token_attention
 from mta_kernels.multi_token_attention.backend import Request
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton import convolution, heads, products, rows
@@ -20,6 +23,17 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a kernel does not write is NaN; and chunks are short."""
     poison_memory(monkeypatch)
     small_chunks(monkeypatch)
+
+
+@pytest.mark.parametrize("at", [(slice(None), 1), (slice(None), slice(None), 30)], ids=["a head", "a row"])
+def test_the_bound_sees(at: tuple) -> None:
+    """An error of a few roundings of the dtype that one head or one row has."""
+    problem = make(2, 40, 16, torch.float16)
+    out = by_reference(problem, torch.float16)["out"]
+    assert_twice_eager({"out": out}, problem)
+    out[at] *= 1.005
+    with pytest.raises(AssertionError):
+        assert_twice_eager({"out": out}, problem)
 
 
 def check(problem: Problem) -> None:
@@ -36,9 +50,25 @@ def test_mixing(dtype: torch.dtype, causal: bool) -> None:
     check(make(3, 140, 24, dtype, kv_heads=1, queries=40, causal=causal))
 
 
-@pytest.mark.parametrize(("pre_mix", "post_mix"), [(True, False), (False, True), (False, False)])
-def test_either_mixing_alone(pre_mix: bool, post_mix: bool) -> None:
-    check(make(2, 40, 16, torch.float16, pre_mix=pre_mix, post_mix=post_mix, scale=-0.3))
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("taps", [None, (2, 3)])
+def test_a_mixing_of_one_head_multiplies_its_taps(backend: str, taps: tuple[int, int] | None) -> None:
+    """Beside `conv_attention`; the mixing before the softmax, and the one behind it."""
+    problem = make(1, 20, 16, torch.float32, pre_conv=taps)
+    q, k, v, (weight, *_) = problem[1:5]
+    pre, post = torch.tensor([[[-1.7]], [[0.6]]], device=DEVICE)
+    ones = torch.ones(1, 1, 1, device=DEVICE)
+    got = multi_token_attention(q, k, v, pre_conv=weight, pre_mix=pre, post_mix=post, backend=backend)
+    want = 0.6 * conv_attention(q, k, v, -1.7 * (ones if weight is None else weight), backend="reference")
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("post_mix", [True, 1, "linear", False])
+def test_identity_mixers_are_plain_attention(post_mix: bool | int | str) -> None:
+    attention = MultiTokenAttention(2, 16, post_mix=post_mix, norm=False, gate=False, backend="triton", device=DEVICE)
+    problem = make(2, 20, 16, torch.float32)
+    want = F.scaled_dot_product_attention(problem.q, problem.k, problem.v, is_causal=True)
+    torch.testing.assert_close(attention(problem.q, problem.k, problem.v), want)
 
 
 @pytest.mark.parametrize(
@@ -61,11 +91,6 @@ def test_most_taps(keys: int, pad_key: str, causal: bool) -> None:
     """More than the sequence has rows, too."""
     taps = {"pre_conv": (8, 17), "post_conv": (8, 16)}
     check(make(2, keys, 16, torch.float32, pad_key=pad_key, causal=causal, **taps))
-
-
-@pytest.mark.parametrize("which", ["pre_conv", "post_conv"])
-def test_either_convolution_alone(which: str) -> None:
-    check(make(2, 40, 16, torch.float16, pre_mix=False, post_mix=False, **{which: (4, 3)}))
 
 
 DOCUMENTS = [0, 0, 1, 3, 70, 75, 140]
@@ -176,8 +201,8 @@ def test_what_it_cannot_run(changes: dict, reason: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("heads", "head_dim"), [(16, 64), (10, 128), (16, 96), (16, 128)])
 @pytest.mark.parametrize("steps", [{}, {"pre_conv": (6, 11), "post_conv": (6, 11)}], ids=["mixing", "all"])
-def test_the_papers_layers(steps: dict, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_papers_layers(steps: dict, heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score_chunks, "CHUNK_ROWS", 512)
-    check(make(16, 1100, head_dim, torch.bfloat16, **steps))
+    check(make(heads, 1100, head_dim, torch.bfloat16, **steps))
