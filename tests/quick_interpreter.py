@@ -18,6 +18,7 @@ _get_np_dtype = interpreter._get_np_dtype
 _init_block_type = tl.block_type.__init__
 _alike = TritonSemantic.binary_op_type_checking_impl
 _broadcast = TritonSemantic.broadcast_impl_value
+_dot = TritonSemantic.dot
 _unwrap = tl.core._unwrap_if_constexpr
 
 
@@ -107,6 +108,22 @@ def _broadcast_at_once(self, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor,
     return (lhs, rhs) if lhs.shape is rhs.shape else _broadcast(self, lhs, rhs)
 
 
+_dots: dict[tuple, tl.block_type] = {}
+
+
+def _dot_at_once(self, lhs, rhs, acc, input_precision, max_num_imprecise_acc, out_dtype):
+    """Operands and a sum of types that met before are not checked again; the interpreter knows one precision."""
+    if acc is None or lhs.dtype.name not in NUMBERS:
+        return _dot(self, lhs, rhs, acc, input_precision, max_num_imprecise_acc, out_dtype)
+    handles = [x.handle for x in (lhs, rhs, acc)]
+    met = (out_dtype.name, *(x.dtype.name for x in (lhs, rhs, acc)), *(x.data.shape for x in handles))
+    if met in _dots:
+        return tl.tensor(self.builder.create_dot(*handles, input_precision, max_num_imprecise_acc), _dots[met])
+    found = _dot(self, lhs, rhs, acc, input_precision, max_num_imprecise_acc, out_dtype)
+    _dots[met] = found.type
+    return found
+
+
 ARITHMETIC = {"add": "add", "sub": "subtract", "mul": "multiply"}
 COMPARISONS = {
     "less_than": "less", "less_equal": "less_equal", "greater_than": "greater", "greater_equal": "greater_equal",
@@ -160,5 +177,6 @@ CHANGES = [
     (tl.tensor, "__init__", _init_tensor),
     (TritonSemantic, "binary_op_type_checking_impl", _alike_at_once),
     (TritonSemantic, "broadcast_impl_value", _broadcast_at_once),
+    (TritonSemantic, "dot", _dot_at_once),
 ]
 AS_IT_WAS = [(owner, name, getattr(owner, name)) for owner, name, _ in CHANGES]
