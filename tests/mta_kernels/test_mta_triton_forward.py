@@ -25,14 +25,19 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     small_chunks(monkeypatch)
 
 
-@pytest.mark.parametrize("at", [(slice(None), 1), (slice(None), slice(None), 30)], ids=["a head", "a row"])
-def test_the_bound_sees(at: tuple) -> None:
-    """An error of a few roundings of the dtype that one head or one row has."""
+@pytest.mark.skipif(DEVICE == "cuda", reason="the errors are chosen beside eager's on a CPU")
+@pytest.mark.parametrize(
+    ("at", "factor", "word"),
+    [((), 1.0015, "out"), ((slice(None), 0), 1.0012, "head"), ((slice(None), slice(None), 10), 1.005, "rows")],
+    ids=["all", "a head", "a row"],
+)
+def test_the_bound_sees(at: tuple, factor: float, word: str) -> None:
+    """An error of one rounding of the dtype that all numbers or one head have, or of a few that one row has."""
     problem = make(2, 40, 16, torch.float16)
     out = by_reference(problem, torch.float16)["out"]
     assert_twice_eager({"out": out}, problem)
-    out[at] *= 1.005
-    with pytest.raises(AssertionError):
+    out[at] *= factor
+    with pytest.raises(AssertionError, match=word):
         assert_twice_eager({"out": out}, problem)
 
 
