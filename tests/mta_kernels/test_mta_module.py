@@ -198,3 +198,20 @@ def test_steps_of_the_module_are_rows_of_its_forward(options, pages):
         out = attention.decode(last(3), k, v, lengths=lengths, state=state, **table)
         rows = torch.stack([x[:, length - 1 : length] for x, length in zip(full, lengths.tolist(), strict=True)])
         torch.testing.assert_close(out, rows, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["q_window", "k_cache", "v_cache"])
+def test_a_decode_step_does_not_drop_gradients_without_a_word(name: str) -> None:
+    """Parameters that train may stand in a step; a gradient of its tensors is refused, also within torch.func."""
+    attention = MultiTokenAttention(4, 16, post_conv=None)
+    tensors = dict(zip(("q_window", "k_cache", "v_cache"), torch.randn(3, 1, 4, 6, 16), strict=True))
+    lengths = torch.tensor([6])
+    assert not attention.decode(**tensors, lengths=lengths).requires_grad
+
+    def token(x: torch.Tensor) -> torch.Tensor:
+        return attention.decode(**tensors | {name: x}, lengths=lengths).sum()
+
+    with pytest.raises(RuntimeError, match=r"^multi_token_attention_decode is not differentiable; call it under"):
+        token(tensors[name].requires_grad_())
+    with pytest.raises(RuntimeError, match=r"^multi_token_attention_decode is not differentiable"):
+        torch.func.grad(token)(tensors[name].detach())

@@ -20,6 +20,7 @@ from mta_kernels.conv_attention.arguments import (
     wants_gradient,
 )
 from mta_kernels.conv_attention.backend import Request
+from mta_kernels.conv_attention.backends import named
 from mta_kernels.conv_attention.choice import choose, is_shared
 from mta_kernels.conv_attention.fastpath.replay import Call, replay_or_call
 from mta_kernels.conv_attention.operators import conv_attention_decode_op, conv_attention_op
@@ -198,7 +199,8 @@ def identity_weight(
 class ConvAttention(nn.Module):
     """`conv_attention` with its weight as a parameter `[heads, query_taps, key_taps]`, the identity at first.
 
-    Takes `q [B, heads, M, D]`, `k, v [B, Hkv, N, D]`; options as those of `conv_attention`.
+    Takes `q [B, heads, M, D]`, `k, v [B, Hkv, N, D]`; options as those of `conv_attention`. Raises ValueError or
+    TypeError for options that no call could have.
     """
 
     def __init__(
@@ -216,6 +218,11 @@ class ConvAttention(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        Operation.of(None, 1, causal=causal, scale=scale)
+        if backend != "auto":
+            named(backend)
+        if head_chunk is not None:
+            check_count("head_chunk", head_chunk)
         self.causal, self.scale, self.pad_key = causal, scale, pad_key
         self.head_chunk, self.backend = head_chunk, backend
         self.weight = nn.Parameter(

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from mta_kernels.conv_attention import identity_weight
-from mta_kernels.conv_attention.arguments import check_count, check_floating_point
+from mta_kernels.conv_attention.arguments import check_are_tensors, check_count, check_floating_point
 from mta_kernels.conv_attention.choice import Choice
 from mta_kernels.multi_token_attention.api import multi_token_attention
 from mta_kernels.multi_token_attention.arguments import check_depth, check_share
 from mta_kernels.multi_token_attention.choice import check_backend, explain
 from mta_kernels.multi_token_attention.decode.api import multi_token_attention_decode
+from mta_kernels.multi_token_attention.decode.arguments import check_wants_no_gradient
 from mta_kernels.multi_token_attention.decode.reference import prefill_state
 from mta_kernels.multi_token_attention.decode.state import DecodeState, needs_state
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
@@ -195,7 +196,6 @@ class MultiTokenAttention(nn.Module):
         options: dict[str, Any] = {"scale": self.scale, "pad_key": self.pad_key, "block_table": block_table}
         return prefill_state(q_window, k_cache, lengths=lengths, **mixing, **options)
 
-    @torch.no_grad()
     def decode(
         self,
         q_window: Tensor,
@@ -209,13 +209,17 @@ class MultiTokenAttention(nn.Module):
     ) -> Tensor:
         """The newest row `[B, heads, 1, D]` from the caches, as `multi_token_attention_decode` with all parts.
 
-        Drops no probabilities. Raises as that function, and ValueError where the module is not causal.
+        Drops no probabilities. The parameters get no gradient, and may require one. Raises as that function, and
+        ValueError where the module is not causal.
         """
+        check_are_tensors(q_window=q_window, k_cache=k_cache, v_cache=v_cache)
         self._check_steps(q_window)
-        return multi_token_attention_decode(
-            q_window, k_cache, v_cache, lengths=lengths, state=state, **self.mixers(), depth=self.depth,
-            scale=self.scale, pad_key=self.pad_key, block_table=block_table, backend=self.backend, splits=splits,
-        )  # fmt: skip
+        check_wants_no_gradient(q_window, k_cache, v_cache)
+        with torch.no_grad():
+            return multi_token_attention_decode(
+                q_window, k_cache, v_cache, lengths=lengths, state=state, **self.mixers(), depth=self.depth,
+                scale=self.scale, pad_key=self.pad_key, block_table=block_table, backend=self.backend, splits=splits,
+            )  # fmt: skip
 
     def _check_heads(self, **queries: Tensor) -> None:
         """Raise ValueError, by its name, for queries of other heads than those that the parameters are for."""

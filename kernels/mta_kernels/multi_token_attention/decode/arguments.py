@@ -40,7 +40,12 @@ def check_step(
         check_state(state, q_window, lengths, given, capacity)
     elif state is not None and not isinstance(state, DecodeState):
         raise TypeError(f"state is {kind_of(state)}; expected None, as these steps look back on no other row")
-    if wants_gradient(q_window, k_cache, v_cache, *given, *after.tensors.values()):
+    check_wants_no_gradient(q_window, k_cache, v_cache, *given, *after.tensors.values())
+
+
+def check_wants_no_gradient(*tensors: Tensor | None) -> None:
+    """Raise RuntimeError if a gradient of one of these may be asked for."""
+    if wants_gradient(*tensors):
         raise RuntimeError("multi_token_attention_decode is not differentiable; call it under torch.no_grad()")
 
 
