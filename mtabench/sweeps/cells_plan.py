@@ -47,8 +47,7 @@ def make_cells_plan(options: Options, path: Path, device: str | None = None) -> 
     """
     check_measuring(options)
     _check_beside(options, path)
-    names = None if options.impl is None else axes.parse_names(options.impl, "--impl")
-    wanted = None if names is None else [impl.name for impl in registry.chosen(names)]
+    wanted = None if options.impl is None else axes.parse_names(options.impl, "--impl")
     _read(path, options.pass_, wanted, "cpu")  # so that a slip is told before torch is imported to look for the device
     options, device = (settle_model if options.pass_ == MODEL else settle)(options, device)
     cases = _read(path, options.pass_, wanted, device)
@@ -60,13 +59,27 @@ def make_cells_plan(options: Options, path: Path, device: str | None = None) -> 
         baseline, notes = find_baseline(options.baseline, map(registry.implementation_of, cases))
         of_baseline = list(dict.fromkeys(case.splits for case in cases if case.impl == baseline))
         splits = find_baseline_splits(baseline, of_baseline or [None])
-    shown = {
-        "device": device, "cells of": str(path), "impl": ", ".join(measured),
-        "seq": ", ".join(axes.short(seq) for seq in sorted({case.seq for case in cases})),
-        "head dim": ", ".join(str(head_dim) for head_dim in sorted({case.head_dim for case in cases})),
-        "dtype": ", ".join(dict.fromkeys(case.dtype for case in cases)),
-    }  # fmt: skip
+    shown = {"device": device, "cells of": str(path), "impl": ", ".join(measured)} | _shown_axes(cases)
     return Plan(options.pass_, device, cases, baseline, splits, options, shown, notes)
+
+
+def _shown_axes(cases: Sequence[Case]) -> dict[str, str]:
+    """What the cells have of each axis, for a person; cells need not have every combination."""
+    of_axes: dict[str, list[object]] = {
+        "mode": [case.pass_ for case in cases if case.layers],
+        "layers": [case.layers for case in cases],
+        "steps": [case.steps for case in cases],
+        "seq": [axes.short(case.seq) for case in cases],
+        "batch": [axes.short(case.batch) for case in cases],
+        "heads": [f"{case.heads}" + f" on {case.kv_heads}" * (case.kv_heads < case.heads) for case in cases],
+        "head dim": [case.head_dim for case in cases],
+        "dtype": [case.dtype for case in cases],
+        "splits": [case.splits for case in cases],
+        "page size": [case.page_size for case in cases],
+        "causal": ["yes" if case.operation.causal else "no" for case in cases if case.pass_ in ("fwd", "bwd")],
+    }
+    texts = {name: [str(x) for x in dict.fromkeys(found) if x] for name, found in of_axes.items()}
+    return {name: ("; " if name == "steps" else ", ").join(found) for name, found in texts.items() if found}
 
 
 def _check_beside(options: Options, path: Path) -> None:
@@ -91,20 +104,33 @@ def _read(path: Path, pass_: str, wanted: Sequence[str] | None, device: str) -> 
             f"{path} has no cell of {pass_}, but of {', '.join(others)}; give mtabench {instead} --cells {path}"
         )
     known = list(dict.fromkeys(case.impl for case in of_pass))
-    _check_names(path, known, wanted)
-    found = [case for case in of_pass if wanted is None or case.impl in wanted]
+    names = known if wanted is None else _named(path, known, wanted)
+    _check_known(path, known, names)
+    found = [case for case in of_pass if case.impl in names]
     for case in found:
         check_kv_heads(case.heads, case.kv_heads)
     shapes = dict.fromkeys(case.shape_key for case in found)
     return tuple(dict.fromkeys(case for shape in shapes for case in found if case.shape_key == shape))
 
 
-def _check_names(path: Path, known: Sequence[str], wanted: Iterable[str] | None) -> None:
-    """Raise UsageError for an implementation that the file has no cell of, or for one of its that is none here."""
-    for name in known if wanted is None else wanted:
-        if name not in known:
-            raise UsageError(f"{path} has no cell of --impl {name}; its cells are of {', '.join(known)}")
-        if not registry.is_known(name):
-            here = ",".join(filter(registry.is_known, known))
-            instead = f"give --impl {here}" if here else "name another file"
-            raise UsageError(f"{path} has cells of {name}, which is no implementation here; {instead}")
+def _named(path: Path, known: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """The implementations of the file that --impl names; raises UsageError if it has no cell of one, or of a group."""
+    names: list[str] = []
+    for one in wanted:
+        found = [impl.name for impl in registry.chosen([one]) if impl.name in known]
+        if not found:
+            raise UsageError(f"{path} has no cell of --impl {one}; its cells are of {', '.join(known)}")
+        names += found
+    return names
+
+
+def _check_known(path: Path, known: Sequence[str], names: Iterable[str]) -> None:
+    """Raise UsageError for an implementation that is none here."""
+    for name in names:
+        if registry.is_known(name):
+            continue
+        here = ",".join(filter(registry.is_known, known))
+        instead = f"give --impl {here}" if here else "name another file"
+        if ":" in name:
+            instead = f"name its file, as --impl ./{name.partition(':')[0]}.py:{name.partition(':')[2]}"
+        raise UsageError(f"{path} has cells of {name}, which is no implementation here; {instead}")

@@ -60,6 +60,22 @@ def test_what_is_no_file_of_such_cells_is_refused(mtabench):
     refused(mtabench("fwd", "--cells", "none.csv"), "there is no file none.csv")
 
 
+def test_a_group_stands_for_those_of_it_that_the_file_has():
+    ladder = RESULTS / "nvidia-h200" / "ladder.csv"
+    of_all, of_group = (
+        any_plan(Options("fwd", cells=ladder, impl=impl, device="cuda"), "cuda") for impl in (None, "ladder")
+    )
+    assert of_group.cases == of_all.cases
+
+
+def test_a_plan_shows_what_its_cells_have():
+    train = any_plan(Options("model", cells=RESULTS / "nvidia-h200" / "model-300m-train.csv"), "cuda")
+    assert (train.axes["mode"], train.axes["layers"], train.axes["heads"]) == ("train", "20", "16")
+    assert train.axes["steps"].endswith("; conv 6x11, conv in all layers")
+    decode = any_plan(Options("decode", cells=RESULTS / "nvidia-h200" / "decode-pages.csv"), "cuda")
+    assert (decode.axes["heads"], decode.axes["batch"], decode.axes["page size"]) == ("32 on 8", "16, 64", "128")
+
+
 def test_cells_of_no_implementation_here_name_those_that_are(mtabench, tmp_path):
     fwd = RESULTS / "nvidia-h200" / "fwd.csv"
     (tmp_path / "theirs.csv").write_text(fwd.read_text().replace(",hopper,", ",theirs,"))
@@ -67,6 +83,8 @@ def test_cells_of_no_implementation_here_name_those_that_are(mtabench, tmp_path)
         mtabench("fwd", "--cells", "theirs.csv", "--device", "cpu"),
         "has cells of theirs, which is no implementation here; give --impl eager,cuda-conv,",
     )
+    (tmp_path / "own.csv").write_text(fwd.read_text().replace(",hopper,", ",mine:theirs,"))
+    refused(mtabench("fwd", "--cells", "own.csv", "--device", "cpu"), "name its file, as --impl ./mine.py:theirs")
     (tmp_path / "heads.csv").write_text(fwd.read_text().replace(",16,16,", ",16,3,"))
     refused(mtabench("fwd", "--cells", "heads.csv", "--device", "cpu"), "3 heads cannot share 16 KV heads")
 
