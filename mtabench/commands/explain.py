@@ -70,6 +70,8 @@ def _explain(console: Console, case: Case, device: Device, rates: Rates, measure
         print_prose(console, _tiles_line(case, prediction))
     print_columns(console, _counts_table(prediction))
     print_columns(console, _times_table(prediction))
+    if beside := [time.kernel.name for time in prediction.kernels if time.kernel.overlapped]:
+        print_prose(console, f"exponentials of {' and '.join(beside)} run beside the products, and are not added")
     print_prose(console, _verdict(prediction, measured.get(key_of(case))))
     kernel, term, seconds = prediction.largest
     print_prose(

@@ -106,7 +106,10 @@ def run(
         charts = plot and _draw_at_end(console, path)
     print_prose(console, spent.line())
     say(console, f"next: {next_command(shown.rows, path, charts)}")
-    print_prose(console, f"{to_resume(path)} and more on its axes", "  or: ")
+    if options.cells is not None:
+        print_prose(console, shlex.join(["mtabench", "compare", str(options.cells), str(path)]), "  or: ")
+    else:
+        print_prose(console, f"{to_resume(path)} and more on its axes", "  or: ")
     return WRONG_RESULT * any_wrong
 
 

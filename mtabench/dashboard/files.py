@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ SAMPLES = "files of samples"
 OTHER = "other CSV files"
 LINKS = "links"
 EMPTY = "files without rows"
+FOR_OTHERS = "rows of Triton compiled for another GPU"  # no slower code of the same cell
 
 Progress = Callable[[int, int], None]
 
@@ -49,7 +50,7 @@ def read_archive(folder: Path, progress: Progress = lambda done, total: None) ->
         progress(done, len(paths))
         name = str(path.relative_to(folder))
         try:
-            columns = read_file(path).columns
+            columns = _without_other_gpus(read_file(path).columns, skipped)
             if columns["run_id"]:
                 collector.add(columns, name)
             else:
@@ -65,6 +66,16 @@ def read_archive(folder: Path, progress: Progress = lambda done, total: None) ->
         raise UsageError(f"{folder} holds no results file of mtabench that can be read{why}")
     read = len(paths) - len(broken) - skipped[EMPTY]
     return Archive(runs, histories, read, collector.rows, collector.repeated, skipped, broken)
+
+
+def _without_other_gpus(columns: Mapping[str, list[str]], skipped: Counter[str]) -> Mapping[str, list[str]]:
+    """The rows but for those of Triton's kernels with TRITON_OVERRIDE_ARCH, which are counted."""
+    cells = list(zip(columns["impl"], columns["triton"], strict=True))
+    kept = [i for i, (impl, triton) in enumerate(cells) if not (impl.startswith("triton") and " for " in triton)]
+    if len(kept) == len(cells):
+        return columns
+    skipped[FOR_OTHERS] += len(cells) - len(kept)
+    return {name: [texts[i] for i in kept] for name, texts in columns.items()}
 
 
 def _results_files(folder: Path) -> tuple[list[Path], Counter[str]]:

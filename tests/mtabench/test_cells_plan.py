@@ -39,6 +39,7 @@ def test_a_file_is_measured_again_and_compared(mtabench, tmp_path):
     code, out, _ = mtabench("fwd", "--cells", "a.csv", *MEASURED, "--out", "b.csv")
     assert code == 0
     assert "cells of  a.csv" in out
+    assert out.splitlines()[-1] == "  or: mtabench compare a.csv b.csv"
     a, b = (list(csv.DictReader((tmp_path / name).open())) for name in ("a.csv", "b.csv"))
     assert list(map(key_of_row, a)) == list(map(key_of_row, b))
     assert [row["baseline"] for row in a] == [row["baseline"] for row in b]

@@ -74,6 +74,15 @@ def test_a_file_without_rows_is_empty_and_not_broken(tmp_path):
         read_archive(tmp_path)
 
 
+def test_kernels_compiled_for_another_gpu_are_no_slower_code(tmp_path):
+    write(tmp_path / "a.csv", [row(0, 1.0, impl="triton")])
+    other = {"triton": "3.6.0 for sm80"}
+    write(tmp_path / "b.csv", [row(1, 3.0, impl="triton", **other), row(1, 1.0, impl="cuda", **other)])
+    archive = read_archive(tmp_path)
+    assert (archive.rows, len(archive.histories)) == (2, 2)
+    assert archive.skipped == {files.FOR_OTHERS: 1}
+
+
 def test_a_folder_is_read_with_what_lies_below_it(tmp_path):
     write_histories(tmp_path / "a" / "b", [({}, steady(3))])
     write(tmp_path / "c.CSV", [row(7, 1.0)])

@@ -383,6 +383,9 @@ def test_explain_says_what_a_cell_is_made_of_and_what_was_measured(mtabench, tmp
     assert f"measured: {float(row['median_ms']):.4g} ms" in out
     assert "largest term: tensor cores of _conv_attention_fwd" in out
     assert "no prediction: compile is not modelled" in out
+    assert "beside the products" not in out
+    _, out, _ = mtabench("explain", "fwd", "--seq", "4k", "--device-name", "h200", "--impl", "hopper")
+    assert "exponentials of hopper_forward run beside the products, and are not added" in out
     assert "fit in 141 GB" in out
     assert max(map(len, out.splitlines())) < 250
 

@@ -38,4 +38,5 @@ def chart(cells: pd.DataFrame) -> Chart | None:
     return line_chart(cells, shown, titled(cells, finding, ""), y_axis, BANDS)
 
 
-KIND = Kind("a time of plain attention beside one of conv attention at the same shape", chart, place=0)
+NEEDS = "a time of plain attention beside one of conv attention, other than the baseline's, at the same shape"
+KIND = Kind(NEEDS, chart, place=0)
