@@ -171,6 +171,11 @@ def _processes(run: Run) -> set[str]:
 def _check_comparable(base: Run, head: Run) -> None:
     """Raise NotComparableError unless the common cells were measured on one device, in one way."""
     common = [(cell, head.cells[key]) for key, cell in base.cells.items() if key in head.cells]
+    if not common and not (there := base.values("device")) & (here := head.values("device")):
+        raise NotComparableError(
+            f"{base.path} and {head.path} cannot be compared: they have no cell in common, and their devices differ, "
+            f"{' and '.join(sorted(there))}, and {' and '.join(sorted(here))}"
+        )
     for column in MUST_AGREE:
         for before, after in common:
             there, here = before.row[column], after.row[column]

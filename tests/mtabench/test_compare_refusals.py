@@ -35,6 +35,10 @@ def contents(folder):
     [
         ({"device": "another"}, "their device differs, some, device and another"),
         ({"cache": "cold"}, "their cache differs, warm and cold"),
+        (
+            {"device": "another", "head": dict.fromkeys(WITH_TIME) | {case(512): rounds(8.0)}},
+            "have no cell in common, and their devices differ, some, device, and another",
+        ),
     ],
 )
 def test_runs_of_another_kind_exit_with_5_and_the_reports_say_so(mtabench, pair, tmp_path, facts, sentence):
