@@ -48,11 +48,15 @@ def page(browser):
 @pytest.fixture
 def screenshot(page):
     """`screenshot(name)` keeps the whole page as .artifacts/screenshots/name.png, for people to look at."""
+    from playwright.sync_api import TimeoutError as TooLongError
 
     def take(name):
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         partial = SCREENSHOTS / f"{name}.{os.getpid()}.png"
-        page.screenshot(path=partial, full_page=True)
+        try:
+            page.screenshot(path=partial, full_page=True, timeout=20_000)
+        except TooLongError:  # rarely Chromium takes none, however long one waits, and the next one at once
+            page.screenshot(path=partial, full_page=True)
         partial.replace(SCREENSHOTS / f"{name}.png")
 
     return take
