@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 from mtabench import registry
 from mtabench.errors import UsageError
 from mtabench.problem import axes
 from mtabench.problem.case import MODEL, MODES, Case
+from mtabench.problem.operations import page_size_text
 from mtabench.results.results_file import read_results
 from mtabench.sweeps.measuring_options import check_measuring
 from mtabench.sweeps.model_plan import find_model_baseline, make_model_plan, settle_model
@@ -48,9 +49,9 @@ def make_cells_plan(options: Options, path: Path, device: str | None = None) -> 
     check_measuring(options)
     _check_beside(options, path)
     wanted = None if options.impl is None else axes.parse_names(options.impl, "--impl")
-    _read(path, options.pass_, wanted, "cpu")  # so that a slip is told before torch is imported to look for the device
+    found = _read(path, options.pass_, wanted)  # so that a slip is told before torch is imported to look for the device
     options, device = (settle_model if options.pass_ == MODEL else settle)(options, device)
-    cases = _read(path, options.pass_, wanted, device)
+    cases = tuple(replace(case, device=device) for case in found)
     measured = list(dict.fromkeys(case.impl for case in cases))
     if options.pass_ == MODEL:
         baseline, notes = find_model_baseline(options.baseline, measured)
@@ -65,6 +66,7 @@ def make_cells_plan(options: Options, path: Path, device: str | None = None) -> 
 
 def _shown_axes(cases: Sequence[Case]) -> dict[str, str]:
     """What the cells have of each axis, for a person; cells need not have every combination."""
+    in_pages = any(case.page_size for case in cases)
     of_axes: dict[str, list[object]] = {
         "mode": [case.pass_ for case in cases if case.layers],
         "layers": [case.layers for case in cases],
@@ -75,7 +77,7 @@ def _shown_axes(cases: Sequence[Case]) -> dict[str, str]:
         "head dim": [case.head_dim for case in cases],
         "dtype": [case.dtype for case in cases],
         "splits": [case.splits for case in cases],
-        "page size": [case.page_size for case in cases],
+        "page size": [page_size_text(case.pass_, case.page_size) for case in cases] if in_pages else [],
         "causal": ["yes" if case.operation.causal else "no" for case in cases if case.pass_ in ("fwd", "bwd")],
     }
     texts = {name: [str(x) for x in dict.fromkeys(found) if x] for name, found in of_axes.items()}
@@ -91,11 +93,11 @@ def _check_beside(options: Options, path: Path) -> None:
             raise UsageError(f"--cells {path} has the axes of its cells; leave out --{name}, or --cells")
 
 
-def _read(path: Path, pass_: str, wanted: Sequence[str] | None, device: str) -> tuple[Case, ...]:
-    """The cells of the file; those of a shape follow each other, as they take turns in the same rounds."""
+def _read(path: Path, pass_: str, wanted: Sequence[str] | None) -> tuple[Case, ...]:
+    """The cells of the file, for a CPU; those of a shape follow each other, as they take turns in the same rounds."""
     passes = MODES if pass_ == MODEL else (pass_,)
     rows = read_results(path).to_dict("records")
-    cases = [Case.of_row({str(name): value for name, value in row.items()}, device) for row in rows]
+    cases = [Case.of_row({str(name): value for name, value in row.items()}, "cpu") for row in rows]
     of_pass = [case for case in cases if case.pass_ in passes]
     if not of_pass:
         others = list(dict.fromkeys(case.pass_ for case in cases))
