@@ -23,14 +23,8 @@ def under_torch_func() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def _may_be_mapped() -> bool:
-    return not torch.compiler.is_compiling() and under_torch_func()
-
-
-def is_mapped(x: Tensor) -> bool:
-    """Whether torch.func.vmap maps x: it stands for many tensors, whose numbers nobody can read."""
-    if not _may_be_mapped():
-        return False
+def _is_mapped(x: Tensor) -> bool:
+    """Whether torch.func.vmap maps x, at any level of torch.func."""
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         if torch._C._functorch.is_batchedtensor(x):
             return True
@@ -40,7 +34,9 @@ def is_mapped(x: Tensor) -> bool:
 
 def check_not_mapped(operation: str, *arguments: object) -> None:
     """Raise RuntimeError if torch.func.vmap maps one of these, for what changes a tensor in place."""
-    if _may_be_mapped() and any(isinstance(x, Tensor) and is_mapped(x) for x in arguments):
+    if torch.compiler.is_compiling() or not under_torch_func():
+        return
+    if any(isinstance(x, Tensor) and _is_mapped(x) for x in arguments):
         raise RuntimeError(f"{operation} cannot run within torch.func.vmap; give all sequences as one batch instead")
 
 

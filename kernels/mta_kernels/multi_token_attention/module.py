@@ -19,7 +19,7 @@ from mta_kernels.multi_token_attention.decode.arguments import check_wants_no_gr
 from mta_kernels.multi_token_attention.decode.reference import prefill_state
 from mta_kernels.multi_token_attention.decode.state import DecodeState, needs_state
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
-from mta_kernels.operation import Operation, key_padding
+from mta_kernels.operation import key_padding
 
 PROJECTIONS = ("wq", "wk", "wv", "wo")  # of the original's attention, which a model has beside this
 
@@ -85,7 +85,6 @@ class MultiTokenAttention(nn.Module):
         check_count("head_dim", head_dim)
         _check_taps(pre_conv=pre_conv, post_conv=post_conv)
         key_padding(1, pad_key)
-        Operation.of(None, head_dim, causal=causal, scale=scale)
         _check_parts(heads, pre_mix, post_mix, norm, depth, gate)
         check_share(dropout)
         if dtype is not None:
