@@ -10,6 +10,7 @@ import sys
 
 import torch
 
+from mta_kernels.multi_token_attention.arguments import NormGate
 from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.decode.triton import newest_row
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
@@ -50,7 +51,7 @@ def run_decode(
     if post_query_taps > 1:
         logits = tensor(1, heads, post_query_taps, keys, dtype=dtype)
         state = DecodeState(logits, tensor(1, heads, post_query_taps, dtype=torch.float32), lengths)
-    newest_row(operation, q, cache, cache, mixers, lengths, state, None)
+    newest_row(operation, q, cache, cache, mixers, NormGate(), lengths, state, None)
 
 
 def late_reads(code: str) -> int:

@@ -47,6 +47,7 @@ def decode_source(shape: Shape, limits: Limits) -> None:
     """A decode step of the same, with as many splits as a call takes on its own."""
     import torch
 
+    from mta_kernels.multi_token_attention.arguments import NormGate
     from mta_kernels.multi_token_attention.decode.state import DecodeState
     from mta_kernels.multi_token_attention.decode.triton import newest_row
     from mtabench.static.absent_gpu import tensor
@@ -61,7 +62,7 @@ def decode_source(shape: Shape, limits: Limits) -> None:
         if operation.post_conv is not None:
             logits = tensor(1, shape.heads, slots, shape.seq, dtype=q.dtype)
             state = DecodeState(logits, tensor(1, shape.heads, slots, dtype=torch.float32), lengths)
-        newest_row(operation, q[:, :, : shape.conv[0]], k, v, mixers, lengths, state, table)
+        newest_row(operation, q[:, :, : shape.conv[0]], k, v, mixers, NormGate(), lengths, state, table)
 
 
 def norm_gate_source(shape: Shape, limits: Limits) -> None:
@@ -204,7 +205,9 @@ def decode_cuda_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
         return
     need_compiler()
     conv = operation.conv
-    constants = StepConstants(dtype, shape.heads, shape.head_dim, shape.page_size > 0, conv, True, conv, True)
+    constants = StepConstants(
+        dtype, shape.heads, shape.head_dim, shape.page_size > 0, conv, True, conv, True, norm=True, gate=1
+    )  # fmt: skip
     for name in ("keys", "values", "merge"):
         threads = MERGE_THREADS if name == "merge" else constants.threads
         code = compiled(constants.source(name, limits.target))

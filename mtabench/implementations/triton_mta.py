@@ -40,8 +40,9 @@ def kernels(case: Case, tiles: Tiles, device: Device) -> list[Kernel]:
     """The kernels of one call, whoever wrote them: those that Triton's backend launches on a device."""
     from mtabench.model import mta_decode, mta_passes
 
-    of_pass = mta_decode if case.pass_ == "decode" else mta_passes
-    return [*of_pass.kernels(case, device), *norm_gate.kernels(case)]
+    if case.pass_ == "decode":
+        return mta_decode.kernels(case, device)
+    return [*mta_passes.kernels(case, device), *norm_gate.kernels(case)]
 
 
 def not_modelled(case: Case, device: Device | None) -> str | None:

@@ -4,7 +4,8 @@ One kernel reads K, and another V, each of which takes its time to start. A conv
 logits by one more, and one after has what older rows add computed by one that reads their logits. CUDA kernels do with
 the first two: that of V reads the older rows' logits, too, and either takes BAND_S more to convolve. Partial outputs of
 all programs are added up at last. So a step is `(K + V) / bandwidth`, with two bytes a key and head written and read
-between the kernels, `2 START_S`, `GAP_S` a kernel, `older rows x scores / EARLY` and `programs x MERGE_S`.
+between the kernels, `2 START_S`, `GAP_S` a kernel, `older rows x scores / EARLY` and `programs x MERGE_S`. Norm and
+gate are one more kernel behind Triton's; CUDA's last one applies them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 
 from mta_kernels.multi_token_attention.decode_cuda.plan import SHARED_BYTES, heads_unsupported
 from mta_kernels.operation import Convolution
+from mtabench.model import norm_gate
 from mtabench.model.devices import Device
 from mtabench.model.kernel import Kernel, tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
@@ -54,6 +56,7 @@ def kernels(case: Case, device: Device) -> list[Kernel]:
         *found,
         replace(reads_cache("values", post), exponentials=scores, memory_bytes=values),
         Kernel("merge", l2_bytes=2 * partial, waves=programs, wave_s=MERGE_S),
+        *([] if by_cuda else norm_gate.kernels(case)),
     ]
 
 

@@ -29,6 +29,7 @@ inline unsigned __reduce_max_sync(uint32_t mask, unsigned x) {
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 template <class T> T __ldcg(const T* at) { return *at; }
 
+inline float reciprocal_root(float x) { return 1 / __builtin_sqrtf(x); }
 inline void ask_for(const void* source) { (void)*(const volatile char*)source; }  // there it must be
 
 using ::store_shared;

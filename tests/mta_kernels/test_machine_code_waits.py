@@ -7,6 +7,8 @@ load, or for all of memory.
 
 A wgmma instruction adds to registers while others are executed. The compiler takes its sums as complete at once, and
 may copy them before the wait, as in a draft of the backward (docs/decisions/080).
+
+What norm and gate of a decode step read does not wait for the kernel before, which ends much later.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 
 from mta_kernels.conv_attention.hopper.backward import BackwardConstants
 from mta_kernels.conv_attention.hopper.forward import ForwardConstants
+from mta_kernels.multi_token_attention.decode_cuda.plan import StepConstants
 from mta_kernels.multi_token_attention.mix_cuda import logits, values_plan
 from mta_kernels.nvrtc import compiler
 from mta_kernels.operation import Convolution
@@ -120,6 +123,15 @@ def test_products_are_complete_before_their_sums_are_used(name: str, tmp_path: P
     listing = listing_of(SOURCES[name], tmp_path)
     assert "HGMMA" in listing
     assert early_uses(listing) == set()
+
+
+@pytest.mark.parametrize("gate", [1, 2])
+def test_norm_and_gate_are_read_before_the_kernel_of_v_has_ended(gate: int, tmp_path: Path) -> None:
+    constants = StepConstants(BF16, 16, 64, False, TAPS, True, TAPS, True, norm=True, gate=gate)
+    before, after = listing_of(constants.source("merge", "sm_90"), tmp_path).split("ACQBULK")
+    assert "LDG.E.U16" in before
+    assert {load for load in re.findall(r"LDG\S+", after) if ".128" not in load} == set()  # partial outputs alone
+    assert "LDG.E.128" in after
 
 
 ADDS, OTHERS = "HGMMA.64x24x16.F32 R8, gdesc[UR4], R8, gsb0", "HGMMA.64x8x16.F32 R32, R4, gdesc[UR4], R32, gsb0"

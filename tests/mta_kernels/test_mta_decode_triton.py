@@ -261,9 +261,9 @@ def test_what_kernels_cannot_run_is_refused_or_left_to_the_reference() -> None:
 def test_forward_mode_is_refused() -> None:
     """Kernels would leave the tangents out, without a word. The reference has them."""
     inputs = Inputs({**dict.fromkeys(PARTS, False), "pre_mix": True}, dtype=torch.float32)
-    step = inputs.step([9])
+    step = inputs.step([9]) | {"norm_weight": torch.linspace(0.5, 1.5, 16, device=DEVICE)}
     words = "multi_token_attention_decode through backend 'triton' has no forward-mode derivatives"
-    for name in ("q_window", "k_cache", "v_cache", "pre_mix"):
+    for name in ("q_window", "k_cache", "v_cache", "norm_weight", "pre_mix"):
 
         def token(x: Tensor, name: str = name, backend: str = "triton") -> Tensor:
             return multi_token_attention_decode(**step | {name: x}, backend=backend)
@@ -280,7 +280,8 @@ def test_forward_mode_is_refused() -> None:
 
 def test_compiled_as_one_graph() -> None:
     """The state that a compiled step changes is the caller's."""
-    inputs = Inputs(ALL, tokens=40, dtype=torch.float32)
+    after = {"norm_weight": torch.linspace(0.5, 1.5, 16, device=DEVICE), "depth": 2}
+    inputs = Inputs(ALL, tokens=40, dtype=torch.float32, **after)
     step, state = inputs.step([30]), inputs.state([29])
     other = state.clone()
 
@@ -308,7 +309,9 @@ def test_bfloat16_at_the_models_shapes(parts: dict[str, bool], heads: int, kv_he
 @pytest.mark.gpu
 def test_cuda_graph_of_a_step() -> None:
     """Replayed for several tokens: lengths, the window and the state change in place."""
-    inputs = Inputs(ALL, heads=16, kv_heads=16, head_dim=64, tokens=600, batch=2, dtype=torch.bfloat16)
+    ones = torch.ones(1, 64, device=DEVICE)
+    after = {"norm_weight": ones[0], "depth": 1, "gate_weight": ones}
+    inputs = Inputs(ALL, heads=16, kv_heads=16, head_dim=64, tokens=600, batch=2, dtype=torch.bfloat16, **after)
     state = inputs.state([500, 9])
     step = inputs.step([501, 10])
     step["k_cache"], step["v_cache"] = inputs.k, inputs.v

@@ -268,6 +268,14 @@ def test_norm_and_gate_come_behind_the_others():
     assert expected_memory_bytes(more, "staged") - expected_memory_bytes(plain, "staged") == 2 * output
 
 
+@pytest.mark.parametrize(("device", "more"), [(H200, []), (A100, ["norm and gate"])], ids=["cuda", "triton"])
+def test_norm_and_gate_of_a_decode_step_are_in_the_last_of_the_cuda_kernels(device, more):
+    case = cell(ALL, pass_="decode")
+    operation = replace(case.operation, norm=norm_of("rms"), gate=gate_of("one"))
+    plain, found = (predict(x, device, rates_of(device)).kernels for x in (case, replace(case, operation=operation)))
+    assert [one.kernel.name for one in found] == [*(one.kernel.name for one in plain), *more]
+
+
 def test_eager_counts_the_steps():
     mixed, more = (sum(kernel.macs + kernel.fmas for kernel in dense.kernels(cell(x))) for x in (None, ALL))
     assert more - mixed >= 2 * 66 * 64 * 4096 * 4096 / 2

@@ -95,7 +95,7 @@ def multi_token_attention(
         out = multi_token_attention_op(
             known.operation, q, k, v, with_dense_mixings(given), **more, backend=known.kernels
         )
-        return norm_and_gate(out, after.norm_weight, norm_eps, after.factor, after.gate_weight, after.gate_bias)
+        return norm_and_gate(out, *after.steps)
     check_arguments(q, k, v, given, after, pad_key, dropout=dropout, seed=seed, **more)
     operation = operation_of(given, q.shape[3], causal=causal, scale=scale, pad_key=pad_key)
     finish = reference.norm_and_gate if backend == "reference" else norm_and_gate
@@ -118,4 +118,4 @@ def multi_token_attention(
             if may_be_known:
                 remember(tensors, options, operation, kernels)
             out = multi_token_attention_op(operation, q, k, v, mixers, **more, backend=kernels)
-    return finish(out, after.norm_weight, norm_eps, after.factor, after.gate_weight, after.gate_bias)
+    return finish(out, *after.steps)

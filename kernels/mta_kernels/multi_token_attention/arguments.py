@@ -36,6 +36,11 @@ class NormGate(NamedTuple):
         return 1.0 if self.depth is None else 1.0 - (0.8 - 0.6 * math.exp(-0.3 * self.depth))
 
     @property
+    def steps(self) -> tuple[Tensor | None, float, float, Tensor | None, Tensor | None]:
+        """What `norm_and_gate` takes behind an output."""
+        return self.norm_weight, self.norm_eps, self.factor, self.gate_weight, self.gate_bias
+
+    @property
     def tensors(self) -> dict[str, Tensor | None]:
         """By name."""
         return {"norm_weight": self.norm_weight, "gate_weight": self.gate_weight, "gate_bias": self.gate_bias}

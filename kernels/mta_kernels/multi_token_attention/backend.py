@@ -21,7 +21,7 @@ Gradients = tuple[Tensor, Tensor, Tensor, Mixers]  # of q, k, v and the mixers
 class Request(NamedTuple):
     """What a backend is asked to run, as far as it may refuse it.
 
-    Normalisation and gate are no part of it: they follow the kernels of a backend.
+    Normalisation and gate are no part of it: no backend refuses them.
     """
 
     operation: Operation
@@ -47,8 +47,9 @@ class MtaBackend:
       read above the first row of q is zero.
     - `backward(operation, q, k, v, mixers, logsumexp, grad_out, *, documents=None)`: the gradients, each in the dtype
       and shape of what it is the gradient of, those of the mixers as a `Mixers`, None where there is no mixer.
-    - `decode(operation, q_window, k_cache, v_cache, mixers, lengths, state, block_table, splits)`: the newest row
-      `[B, Hq, 1, D]`, the state updated; `splits` is a number or "auto". None stands for a backend without it.
+    - `decode(operation, q_window, k_cache, v_cache, mixers, after, lengths, state, block_table, splits)`: the newest
+      row `[B, Hq, 1, D]`, with the norm and gate of `after`, the state updated; `splits` is a number or "auto". None
+      stands for a backend without it.
     - `cuda_kernels(request, q, k)`: for `explain`, the names of those CUDA kernels that it takes where they
       run: of the forward, and of the backward if the request has gradients; or of a decode step. None: it has no such.
 

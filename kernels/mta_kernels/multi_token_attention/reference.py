@@ -74,7 +74,7 @@ def multi_token_attention_reference(
         raise ValueError("rows and cu_seqlens are both given; cut the document out to have some of its rows")
     operation = operation_of(given, q.shape[3], causal=causal, scale=scale, pad_key=pad_key)
     out = mixed_attention(operation, q, k, v, with_dense_mixings(given), **extras, rows=rows)
-    return norm_and_gate(out, norm_weight, norm_eps, after.factor, gate_weight, gate_bias)
+    return norm_and_gate(out, *after.steps)
 
 
 def mixed_attention(

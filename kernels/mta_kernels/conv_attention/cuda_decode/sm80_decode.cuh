@@ -32,6 +32,12 @@ template <int Count> DEVICE void store_floats(uint32_t address, const float (&x)
     else store_shared(address, x[0]);
 }
 
+DEVICE float reciprocal_root(float x) {
+    float y;
+    asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Asks for 128 bytes of global memory, into L2.
 DEVICE void ask_for(const void* source) { asm volatile("prefetch.global.L2 [%0];" ::"l"(source)); }
 

@@ -83,19 +83,18 @@ def multi_token_attention_decode(
                 pad_key=pad_key, backend=backend, splits=splits, block_table=block_table,
             )  # fmt: skip
         else:
-            tensors = q_window, k_cache, v_cache, with_dense_mixings(given), lengths, state, block_table
+            tensors, mixers = (q_window, k_cache, v_cache), with_dense_mixings(given)
             heads, head_dim = q_window.shape[1], q_window.shape[3]
-            caches = q_window, k_cache, v_cache
             kernels = choose(
-                backend, Request(operation, q_window.device, q_window.dtype, head_dim, heads, decode=caches)
+                backend, Request(operation, q_window.device, q_window.dtype, head_dim, heads, decode=tensors)
             )
+            rest = lengths, state, block_table
             if kernels is not None:
                 count = 0 if splits == "auto" else int(splits)
-                out = decode_op(operation, *tensors, splits=count, backend=kernels)
-            elif splits != "auto":
+                return decode_op(operation, *tensors, mixers, after, *rest, splits=count, backend=kernels)
+            if splits != "auto":
                 raise ValueError(
                     f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'"
                 )
-            else:
-                out, finish = newest_row(operation, *tensors), reference.norm_and_gate
-        return finish(out, after.norm_weight, norm_eps, after.factor, after.gate_weight, after.gate_bias)
+            out, finish = newest_row(operation, *tensors, mixers, *rest), reference.norm_and_gate
+        return finish(out, *after.steps)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.multi_token_attention.arguments import NormGate
 from mta_kernels.multi_token_attention.backend import MtaBackend
 from mta_kernels.multi_token_attention.backends import named
 from mta_kernels.multi_token_attention.decode.state import DecodeState
@@ -17,26 +18,27 @@ from mta_kernels.operator_gradients import check_no_tangents_in_kernels, check_n
 
 
 def decode_op(
-    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, lengths: Tensor,
-    state: DecodeState | None, block_table: Tensor | None, *, splits: int, backend: MtaBackend,
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, after: NormGate,
+    lengths: Tensor, state: DecodeState | None, block_table: Tensor | None, *, splits: int, backend: MtaBackend,
 ) -> Tensor:  # fmt: skip
-    """Steps 1 to 7 by the kernels of a backend, for checked arguments, their mixings dense; splits 0 is "auto".
+    """The newest row by the kernels of a backend, for checked arguments, their mixings dense; splits 0 is "auto".
 
     Raises RuntimeError for dual tensors, and within torch.func.vmap.
     """
     _, scale, *pads, _, _ = numbers_of(operation)
     kept = (None, None, None) if state is None else (state.logits, state.logsumexp, state.lengths)
-    tensors = q_window, k_cache, v_cache, *mixers, *kept
+    tensors = q_window, k_cache, v_cache, *mixers, *kept, *after.tensors.values()
     check_no_tangents_in_kernels("multi_token_attention_decode", backend.name, *tensors)
     check_not_mapped(f"multi_token_attention_decode through backend {backend.name!r}", *tensors, lengths, block_table)
-    return DECODE(*tensors, lengths, block_table, scale, *pads, splits, backend.name)
+    return DECODE(*tensors, lengths, block_table, after.norm_eps, after.depth, scale, *pads, splits, backend.name)
 
 
 torch.library.define(
     "mta::multi_token_attention_decode",
     "(Tensor q_window, Tensor k_cache, Tensor v_cache, Tensor? pre_conv, Tensor? pre_mix, Tensor? post_conv, "
-    "Tensor? post_mix, Tensor(a!)? logits, Tensor(b!)? logsumexp, Tensor(c!)? seen, Tensor lengths, "
-    "Tensor? block_table, float scale, int pre_pad, int post_pad, int splits, str backend) -> Tensor",
+    "Tensor? post_mix, Tensor(a!)? logits, Tensor(b!)? logsumexp, Tensor(c!)? seen, Tensor? norm_weight, "
+    "Tensor? gate_weight, Tensor? gate_bias, Tensor lengths, Tensor? block_table, float norm_eps, int? depth, "
+    "float scale, int pre_pad, int post_pad, int splits, str backend) -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
 )
 DECODE = torch.ops.mta.multi_token_attention_decode.default
@@ -46,8 +48,9 @@ DECODE = torch.ops.mta.multi_token_attention_decode.default
 def _decode(
     q_window: Tensor, k_cache: Tensor, v_cache: Tensor, pre_conv: Tensor | None, pre_mix: Tensor | None,
     post_conv: Tensor | None, post_mix: Tensor | None, logits: Tensor | None, logsumexp: Tensor | None,
-    seen: Tensor | None, lengths: Tensor, block_table: Tensor | None, scale: float, pre_pad: int, post_pad: int,
-    splits: int, backend: str,
+    seen: Tensor | None, norm_weight: Tensor | None, gate_weight: Tensor | None, gate_bias: Tensor | None,
+    lengths: Tensor, block_table: Tensor | None, norm_eps: float, depth: int | None, scale: float, pre_pad: int,
+    post_pad: int, splits: int, backend: str,
 ) -> Tensor:  # fmt: skip
     kernels = named(backend)
     if kernels is None or kernels.decode is None:
@@ -57,7 +60,10 @@ def _decode(
     state = None
     if logits is not None and logsumexp is not None and seen is not None:
         state = DecodeState(logits, logsumexp, seen)
-    return kernels.decode(operation, q_window, k_cache, v_cache, mixers, lengths, state, block_table, splits or "auto")
+    after = NormGate(norm_weight, norm_eps, depth, gate_weight, gate_bias)
+    return kernels.decode(
+        operation, q_window, k_cache, v_cache, mixers, after, lengths, state, block_table, splits or "auto"
+    )  # fmt: skip
 
 
 @torch.library.register_fake("mta::multi_token_attention_decode")

@@ -54,7 +54,7 @@ def multi_token_attention_decode_reference(
     operation = operation_of(given, q_window.shape[3], causal=True, scale=scale, pad_key=pad_key)
     with torch.no_grad():
         out = newest_row(operation, q_window, k_cache, v_cache, with_dense_mixings(given), lengths, state, block_table)
-        return norm_and_gate(out, norm_weight, norm_eps, after.factor, gate_weight, gate_bias)
+        return norm_and_gate(out, *after.steps)
 
 
 def newest_row(

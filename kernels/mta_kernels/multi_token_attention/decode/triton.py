@@ -3,7 +3,8 @@
 Or by those of `decode_cuda/`, which are faster, where they can.
 
 Scores from K if they are convolved, beside that what is known early, logits (from K if they are not), partial outputs
-from V, the output. Between K and V lie two bytes a key and head, and with convolutions two and four more.
+from V, the output; norm and gate follow. Between K and V lie two bytes a key and head, and with convolutions two and
+four more.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.decode_plan import column_steps
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, dependent_launches, launch, next_power_of_2
 from mta_kernels.conv_attention.triton.prepare import dot_precision
+from mta_kernels.multi_token_attention.arguments import NormGate
 from mta_kernels.multi_token_attention.decode.early import _mta_decode_early_kernel
 from mta_kernels.multi_token_attention.decode.keys import _mta_decode_convolved_kernel, _mta_decode_logits_kernel
 from mta_kernels.multi_token_attention.decode.plan import Launch, OfScores, Plan, band, plan
@@ -26,6 +28,7 @@ from mta_kernels.multi_token_attention.decode.values import _mta_decode_merge_ke
 from mta_kernels.multi_token_attention.decode_cuda import plan as decode_cuda
 from mta_kernels.multi_token_attention.decode_cuda import step as cuda_step
 from mta_kernels.multi_token_attention.mixers import Mixers
+from mta_kernels.multi_token_attention.norm_gate import norm_and_gate
 from mta_kernels.operation import ONE_TAP, Operation
 
 
@@ -46,10 +49,10 @@ class _Step(NamedTuple):
 
 
 def newest_row(
-    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, lengths: Tensor,
-    state: DecodeState | None, block_table: Tensor | None, splits: int | str = "auto",
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, after: NormGate,
+    lengths: Tensor, state: DecodeState | None, block_table: Tensor | None, splits: int | str = "auto",
 ) -> Tensor:  # fmt: skip
-    """Steps 1 to 7 of the newest row, for arguments already checked, their mixings dense: `[B, Hq, 1, D]`.
+    """The newest row, for arguments already checked, their mixings dense: `[B, Hq, 1, D]`.
 
     Reads nothing on the host that is on the device: fit for a CUDA graph. Raises ValueError for splits that do not fit.
     """
@@ -66,7 +69,7 @@ def newest_row(
     caches = q_window, k_cache, v_cache
     if decode_cuda.unsupported(operation, *caches) is None:
         with on_device_of(q_window):
-            return cuda_step.newest_row(operation, *caches, mixers, lengths, state, block_table, count, logits)
+            return cuda_step.newest_row(operation, *caches, mixers, after, lengths, state, block_table, count, logits)
     chosen = plan(*shape, device, count)
     scores = torch.empty(batch, heads, keys if chosen.of_scores else 0, dtype=dtype, device=device)
     older = torch.empty(batch, heads, 0 if state is None else keys, dtype=torch.float32, device=device)
@@ -86,7 +89,8 @@ def newest_row(
             _launch_scores(step, chosen.of_scores, q_window, k_cache)
             _launch_early(step)
             found = _launch_logits(step, q_window, k_cache)
-        return _launch_values(step, found, v_cache)
+        out = _launch_values(step, found, v_cache)
+    return norm_and_gate(out, *after.steps)
 
 
 def _constants(

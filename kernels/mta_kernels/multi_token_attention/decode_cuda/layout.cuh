@@ -46,15 +46,20 @@ struct Weight {  // [heads, query taps, key taps]; float32 or of the scores' typ
         return number_of<Float>(start, head * stride_head + query * stride_query + key * stride_key);
     }
 };
-struct Matrix {  // a mixing [HEADS, HEADS]
+struct Matrix {  // float32 or of the scores' type
     const void* start;
     int64_t stride_row, stride_column;
     int is_float;
+
+    DEVICE float at(int row, int column) const {
+        const int64_t place = row * stride_row + column * stride_column;
+        return is_float ? number_of<true>(start, place) : number_of<false>(start, place);
+    }
 };
 struct Arguments {
     Rows q, k, v;
     Weight pre_taps, post_taps;
-    Matrix pre_mix, post_mix;  // [out, in] and [in, out]
+    Matrix pre_mix, post_mix;  // [out, in] and [in, out], of heads
     const int* table;          // [B, pages of a sequence]
     int64_t table_stride_batch, table_stride_page;
     int page_bits, window;     // rows of q
@@ -71,6 +76,8 @@ struct Arguments {
     float* found;              // [slots of programs, HEADS]: logsumexp of a program's keys
     float* partial;            // [slots of programs, HEADS, HEAD_DIM]
     ELEMENT* out;              // [B, HEADS, HEAD_DIM]
+    Matrix norm, gate, bias;   // [1, HEAD_DIM], [1 or HEAD_DIM, HEAD_DIM], [as many, 1], or none
+    float eps, factor;         // of the norm
 };
 
 // The newest row of logits of a head.

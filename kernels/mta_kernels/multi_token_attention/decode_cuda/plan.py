@@ -12,6 +12,7 @@ from torch import Tensor
 from mta_kernels.conv_attention.cuda_decode import plan as conv_decode
 from mta_kernels.conv_attention.cuda_decode.plan import FEWEST_KEYS, has_whole_chunks
 from mta_kernels.gpu_limits import capability, shared_memory_limit
+from mta_kernels.multi_token_attention.arguments import NormGate
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.nvrtc.compiler import Source, headers_in, missing_package
 from mta_kernels.nvrtc.structures import ELEMENTS
@@ -42,6 +43,8 @@ class StepConstants:
     post: Convolution | None
     post_mix: bool
     floats: tuple[bool, bool, bool, bool] = (False,) * 4  # whether these four parts are float32
+    norm: bool = False
+    gate: int = 0  # 1 for one of a number a head, 2 for one of a number a head dim
 
     @property
     def threads(self) -> int:
@@ -85,17 +88,23 @@ class StepConstants:
             "POST_CONV": int(self.post is not None), "POST_MIX": int(self.post_mix), "MERGE_THREADS": MERGE_THREADS,
             "SHARED_BYTES": self.bytes_of(name), **dict(zip(FLOATS, map(int, self.floats), strict=True)),
         }  # fmt: skip
+        if name == "merge":  # so that the others are compiled once
+            constants |= {"NORM": int(self.norm), "GATE": self.gate}
         headers = headers_in(FOLDER, ("layout.cuh", "bands.cuh")) | headers_in(
             conv_decode.FOLDER, ("work.cuh", "sm80_decode.cuh")
         )
         return Source(FOLDER / f"{name}.cu", architecture, constants, headers)
 
 
-def constants_for(operation: Operation, q: Tensor, mixers: Mixers, block_table: Tensor | None) -> StepConstants:
+def constants_for(
+    operation: Operation, q: Tensor, mixers: Mixers, after: NormGate, block_table: Tensor | None
+) -> StepConstants:  # fmt: skip
     """Of a step whose arguments `unsupported` has no reason against."""
+    gate = 0 if after.gate_weight is None else 1 if after.gate_weight.shape[0] == 1 else 2
     return StepConstants(
         q.dtype, q.shape[1], q.shape[3], block_table is not None, operation.pre_conv, mixers.pre_mix is not None,
         operation.post_conv, mixers.post_mix is not None, _floats(mixers),
+        after.norm_weight is not None, gate,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from mta_kernels.conv_attention.cuda_decode.decode import Lengths
 from mta_kernels.conv_attention.cuda_decode.plan import has_whole_chunks
 from mta_kernels.gpu_limits import overlaps_launches, sm_count
+from mta_kernels.multi_token_attention.arguments import NormGate
 from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.decode_cuda.plan import (
     MERGE_THREADS,
@@ -50,20 +51,20 @@ class Arguments(ctypes.Structure):
         *fields(c_int, "programs splits slots wide"), ("scale", c_float), ("logits", c_void_p),
         *fields(c_int64, "stride_lb stride_lh stride_ls stride_ln"), ("logsumexp", c_void_p),
         *fields(c_int64, "stride_sb stride_sh stride_ss"), ("seen", c_void_p), ("stride_seen", c_int64),
-        *fields(c_void_p, "found partial out"),
+        *fields(c_void_p, "found partial out"), *fields(Matrix, "norm gate bias"), *fields(c_float, "eps factor"),
     )  # fmt: skip
 
 
 def newest_row(
-    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, lengths: Tensor,
-    state: DecodeState | None, block_table: Tensor | None, splits: int, logits: Tensor,
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, after: NormGate,
+    lengths: Tensor, state: DecodeState | None, block_table: Tensor | None, splits: int, logits: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Steps 1 to 7 of the newest row where `unsupported` has no reason: `[B, Hq, 1, D]`.
+    """The newest row where `unsupported` has no reason: `[B, Hq, 1, D]`.
 
     `logits [B, H, slots, S]` are the state's, or a slot without one. `splits` is 0 for "auto".
     """
     batch, heads, window, head_dim = q_window.shape
-    device, constants = q_window.device, constants_for(operation, q_window, mixers, block_table)
+    device, constants = q_window.device, constants_for(operation, q_window, mixers, after, block_table)
     capacity = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
     programs = programs_for(sm_count(device), batch, capacity, splits)
     if not has_whole_chunks(q_window):
@@ -77,13 +78,19 @@ def newest_row(
         programs=programs, splits=splits, slots=logits.shape[2], scale=operation.scale,
         wide=has_whole_groups(logits) and logits.data_ptr() % 16 == 0, logits=logits.data_ptr(),
         found=scratch.data_ptr() + 4 * (programs + batch) * heads * head_dim,
-        partial=scratch.data_ptr(), out=out.data_ptr(),
+        partial=scratch.data_ptr(), out=out.data_ptr(), eps=after.norm_eps, factor=after.factor,
     )  # fmt: skip
     arguments.stride_lb, arguments.stride_lh, arguments.stride_ls, arguments.stride_ln = logits.stride()
     if mixers.pre_conv is not None:
         arguments.pre_taps = Weight.of(mixers.pre_conv)
     if mixers.post_conv is not None:
         arguments.post_taps = Weight.of(mixers.post_conv)
+    if after.norm_weight is not None:
+        arguments.norm = Matrix.of(after.norm_weight[None])
+    if after.gate_weight is not None:
+        arguments.gate = Matrix.of(after.gate_weight)
+    if after.gate_bias is not None:
+        arguments.bias = Matrix.of(after.gate_bias[:, None])
     if state is not None:
         arguments.logsumexp, arguments.seen = state.logsumexp.data_ptr(), state.lengths.data_ptr()
         arguments.stride_sb, arguments.stride_sh, arguments.stride_ss = state.logsumexp.stride()
