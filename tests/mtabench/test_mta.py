@@ -18,7 +18,7 @@ from mtabench.charts.data import read_cells
 from mtabench.charts.panels import problems
 from mtabench.checking import verify
 from mtabench.checking.judge import Judge, results_of
-from mtabench.checking.oracle import Oracle
+from mtabench.checking.oracle import Check, Oracle
 from mtabench.checking.verify import EVERY_STEP, FINISHED, Asked, run_checks
 from mtabench.cli import app
 from mtabench.cluster.options import ClusterOptions
@@ -39,7 +39,8 @@ from mtabench.sweeps.plan import Options, make_plan
 
 
 def case(mix="heads", conv=(3, 2), post=None, norm="", gate="", *, pass_="fwd", heads=4, causal=True, **changes):
-    operation = make_operation(conv, mix, post, norm, gate, heads=heads, head_dim=16, causal=causal)
+    head_dim = changes.get("head_dim", 16)
+    operation = make_operation(conv, mix, post, norm, gate, heads=heads, head_dim=head_dim, causal=causal)
     return replace(Case(pass_, "eager", operation, "fp32", 1, heads, 2, 33, 16, None, "cpu"), **changes)
 
 
@@ -339,6 +340,51 @@ def test_norm_and_gate_pass_the_oracle_and_the_probes_and_once_more_at_last(pass
     check = judge.first_of(closure, cell)
     assert check.ok, check.reason
     assert judge.last(lambda: [results_of(closure, cell, inputs)]) == ""
+
+
+# Of 256 numbers, a gate of one would make six times as much of what the probe's mixers mix in.
+LARGE = pytest.mark.parametrize(
+    ("pass_", "norm", "gate", "dtype"),
+    [
+        ("fwd", "", "one", "fp32"), ("fwd", "rms", "one", "bf16"), ("fwd", "depth2", "full", "fp16"),
+        ("bwd", "", "one", "bf16"), ("bwd", "rms", "one", "fp32"), ("bwd", "depth2", "full", "bf16"),
+        ("decode", "", "one", "fp16"), ("decode", "rms", "one", "fp32"), ("decode", "rms", "full", "bf16"),
+    ],
+)  # fmt: skip
+
+
+def probed(monkeypatch, build, pass_, norm, gate, dtype):
+    """What the probes alone say of long taps, ten heads and a long output."""
+    monkeypatch.setattr(Oracle, "check", lambda self, result, sign=1: Check(True, 0.0, 1.0))
+    sizes = {"heads": 10, "kv_heads": 10, "seq": 48, "head_dim": 256}
+    return judged(case(conv=(16, 31), post=(16, 31), norm=norm, gate=gate, pass_=pass_, dtype=dtype, **sizes), build)
+
+
+@LARGE
+def test_the_first_key_counts_whatever_follows(monkeypatch, pass_, norm, gate, dtype):
+    check = probed(monkeypatch, None, pass_, norm, gate, dtype)
+    assert check.ok, check.reason
+
+
+def without_the_first_key(cell, inputs):
+    """Half of the rows leave it out, the late ones, and so does a decode step."""
+    build, half = implementation_of(cell).build, cell.seq // 2
+
+    def call():
+        fewer = replace(inputs, k=inputs.k[:, :, 1:], v=inputs.v[:, :, 1:])
+        if cell.pass_ == "decode":
+            return build(cell, replace(fewer, lengths=inputs.lengths - 1).with_state())()
+        late = build(cell, replace(fewer, q=inputs.q[:, :, 1:]))()
+        return torch.cat([build(cell, inputs)()[:, :, :half], late[:, :, half - 1 :]], 2)
+
+    return call
+
+
+@LARGE
+def test_a_first_key_that_does_not_count_is_found_whatever_follows(monkeypatch, pass_, norm, gate, dtype):
+    check = probed(monkeypatch, without_the_first_key, pass_, norm, gate, dtype)
+    assert not check.ok
+    assert "the first key does not count" in check.reason
 
 
 def test_the_gradient_of_a_bias_is_held_to_the_size_of_its_terms_which_may_cancel():
