@@ -106,7 +106,8 @@ CALLS = {
     "q is an int": (lambda: conv_attention(3, Q, Q, TAPS), TypeError, "q is an int; expected a tensor"),
     "head_chunk of True": (lambda: conv_attention(*QKV, TAPS, head_chunk=True), ValueError, "head_chunk is True; exp"),
     "splits of True": (
-        lambda: conv_attention_decode(*STEP, TAPS, lengths=LENGTHS, splits=True), ValueError, "splits is True; expect",
+        lambda: conv_attention_decode(*STEP, TAPS, lengths=LENGTHS, splits=True, backend="reference"), ValueError,
+        "splits is True; expected",
     ),
     "decode: splits of True": (
         lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_mix=MIX, splits=True), ValueError, "splits is",

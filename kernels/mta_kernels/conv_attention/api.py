@@ -15,6 +15,7 @@ from mta_kernels.conv_attention.arguments import (
     check_count,
     check_floating_point,
     check_shared_cache,
+    check_splits,
     check_whole_sequence,
     under_autocast,
     wants_gradient,
@@ -151,6 +152,7 @@ def conv_attention_decode(
     if under_autocast(q_window):
         weight, q_window, k_cache, v_cache = cast_for_autocast(weight, q_window, k_cache, v_cache)
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
+    check_splits(splits)
     head_dim, shared = q_window.shape[3], is_shared(group)
     operation = Operation.of(weight.shape[1:], head_dim, scale=scale, pad_key=pad_key)
     tensors = q_window, k_cache, v_cache

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.backend_lookup import check_can_run
-from mta_kernels.conv_attention.arguments import check_splits, rows_before
+from mta_kernels.conv_attention.arguments import rows_before
 from mta_kernels.conv_attention.backend import Backend, Gradients, Request
 from mta_kernels.conv_attention.backends import named
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
@@ -66,7 +66,6 @@ def conv_attention_decode_op(
 
     Not differentiable.
     """
-    check_splits(splits)
     splits = 0 if splits == "auto" else splits
     arguments = (q_window, k_cache, v_cache, weight, lengths, block_table, scale, pad_key, splits, backend.name)
     return call(CONV_ATTENTION_DECODE, *arguments)
