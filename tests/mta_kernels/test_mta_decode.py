@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from decode_inputs import COMBINATIONS, PARTS, Inputs, name_of, paged
+from error_bounds import check_heads
 from kernel_inputs import DEVICE, relative_error
 from torch._subclasses import FakeTensorMode
 
@@ -29,6 +30,33 @@ def test_definition_gives_every_row_of_the_forward(parts: dict[str, bool]) -> No
     for row in range(14):
         got = multi_token_attention_decode_reference(**inputs.step([row + 1]), state=state)
         torch.testing.assert_close(got[:, :, 0], rows[:, :, row], msg=str(row))
+
+
+def two_eagers(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A step in float64 and twice in eager bf16: scores half as large again, taken back in their mixing, exactly."""
+    parts = dict.fromkeys(PARTS, False) | {"pre_conv": True, "pre_mix": True}
+    inputs = Inputs(parts, 32, 8, 60, 32, taps=(6, 11), batch=3, dtype=torch.bfloat16, seed=seed)
+    mix = (inputs.mixers["pre_mix"] * 64 / 3).round() / 64
+    inputs.mixers["pre_mix"] = 3 * mix
+    step = inputs.step([31, 41, 60])
+    other = step | {"pre_mix": 2 * mix, "scale": 1.5 * 32**-0.5}
+    exact = multi_token_attention_decode_reference(**inputs.double().step([31, 41, 60]))
+    return exact.flatten(0, 1), *(multi_token_attention_decode_reference(**x).flatten(0, 1) for x in (step, other))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_eager_is_within_the_bound_of_other_roundings_and_faults_are_not(seed: int) -> None:
+    exact, one, other = two_eagers(seed)
+    of_one, of_other = (x.double() - exact for x in (one, other))
+    check_heads("step", of_one, of_other, exact, one.dtype)
+    check_heads("step", of_other, of_one, exact, one.dtype)
+    with pytest.raises(AssertionError, match="step"):
+        check_heads("step", 2.5 * of_one, of_other, exact, one.dtype)
+    short = int(exact.norm(dim=(1, 2)).argmin())  # whose error is a small part of all
+    of_short = torch.zeros_like(exact)
+    of_short[short] = 3.1 * max(map(relative_error, other, exact)) * exact[short]
+    with pytest.raises(AssertionError, match=f"'head', {short},"):
+        check_heads("step", of_short, of_other, exact, one.dtype)
 
 
 VMAP = r"cannot run within torch\.func\.vmap; give all sequences as one batch instead$"
