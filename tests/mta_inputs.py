@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import pytest
@@ -39,8 +40,12 @@ class Problem(NamedTuple):
 
 
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several chunks of the short sequences of tests; and few programs in the interpreter, each of several rows."""
+    """Several chunks of the short sequences of tests; and few programs in the interpreter, each of several rows.
+
+    As many chunks on every GPU: none has more rows for its large memory.
+    """
     monkeypatch.setattr(score_chunks, "CHUNK_ROWS", 32)
+    monkeypatch.setattr(gpu_limits, "LARGE_MEMORY", math.inf)
     monkeypatch.setattr(gpu_limits, "INTERPRETED_SM_COUNT", 2)
     if DEVICE == "cpu":  # several tiles, too, which tensor cores do not have as small
         for sizes in (convolution.CONVOLUTION, taps_gradient.TAPS_GRADIENT):

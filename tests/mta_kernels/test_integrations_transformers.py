@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_inputs import DEVICE
 from torch import Tensor
 
 transformers = pytest.importorskip(
@@ -127,19 +128,20 @@ def test_generation_with_a_cache_is_that_without_and_padding_does_not_leak(mta, 
 
 @pytest.mark.parametrize("mta", [CONV, MIXED], ids=["conv", "mixed"])
 def test_kernels_take_the_layouts_of_padded_batches(mta):
-    """Triton's interpreter runs them; on a GPU `auto` takes them."""
+    """On a GPU, else in Triton's interpreter; beside the reference in float64, which no TF32 rounds."""
     pytest.importorskip("triton")
-    model = model_of(mta, head_dim=16, num_hidden_layers=1).float()
-    batch = padded(text(9, 4))
+    model = model_of(mta, head_dim=16, num_hidden_layers=1).to(DEVICE)
+    batch = {name: x.to(DEVICE) for name, x in padded(text(9, 4)).items()}
     options = {"max_new_tokens": 2, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     found = []
-    for backend in ("reference", "triton"):
-        model.model.layers[0].self_attn.mta.backend = backend
+    for backend, dtype in (("reference", torch.float64), ("triton", torch.float32)):
+        model.to(dtype).model.layers[0].self_attn.mta.backend = backend
         model.zero_grad()
         logits = model(**batch, labels=batch["input_ids"]).logits[batch["attention_mask"].bool()]
         logits.square().mean().backward()
         gradients = [x.grad.clone() for x in model.parameters()]
-        found.append([logits.detach(), *gradients, *model.generate(**batch, **options).logits])
+        results = [logits.detach(), *gradients, *model.generate(**batch, **options).logits]
+        found.append([x.double() for x in results])
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 

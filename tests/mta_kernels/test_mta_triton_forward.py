@@ -10,7 +10,7 @@ from mta_inputs import Problem, assert_twice_eager, by_reference, forward, make,
 
 from mta_kernels import score_chunks
 from mta_kernels.conv_attention import conv_attention
-from mta_kernels.multi_token_attention import MultiTokenAttention, multi_token_attention
+from mta_kernels.multi_token_attention import MultiTokenAttention, multi_token_attention, stages
 from mta_kernels.multi_token_attention.backend import Request
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton import convolution, heads, products, rows
@@ -173,8 +173,9 @@ def test_a_batch_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("documents", [None, DOCUMENTS])
 def test_constants_are_in_the_order_of_the_kernels(documents: list[int] | None, monkeypatch) -> None:
-    """Which a launch that is replayed relies on."""
+    """Which a launch that is replayed relies on; of Triton's alone, on a GPU too."""
     seen = set()
+    monkeypatch.setattr(stages, "cuda_gpu", lambda device: None)
     for module in (products, rows, heads, convolution):
         monkeypatch.setattr(module, "launch", lambda *args, **options: record(seen, *args, **options))
     forward(make(2, 140, 16, torch.float16, documents=documents, pre_conv=(2, 3), post_conv=(2, 3)))

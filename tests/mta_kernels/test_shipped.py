@@ -16,6 +16,7 @@ import torch
 from emulated_forward import ForwardEmulator, emulated_forward  # noqa: F401
 from emulated_hopper import HopperEmulator, emulator  # noqa: F401
 from kernel_inputs import make
+from torch import Tensor
 
 from mta_kernels import code_cache, common_kernels
 from mta_kernels.conv_attention import conv_attention
@@ -125,6 +126,11 @@ def test_the_newest_code_that_the_driver_runs_is_taken(monkeypatch: pytest.Monke
     assert shipped.shipped_code("b.cubin") is None
 
 
+def leaves() -> list[Tensor]:
+    """Inputs of a common call, where the emulator reads them, beside a GPU too."""
+    return [x.cpu().requires_grad_() for x in make(1, 1, 1, 60, 64, (6, 11), torch.bfloat16)]
+
+
 def test_what_common_calls_take_is_shipped(emulator: HopperEmulator, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     asked: list[str] = []
 
@@ -134,8 +140,7 @@ def test_what_common_calls_take_is_shipped(emulator: HopperEmulator, monkeypatch
 
     monkeypatch.setattr(prepare, "machine_code", machine_code)
     prepare.kernel.cache_clear()
-    leaves = [x.requires_grad_() for x in make(1, 1, 1, 60, 64, (6, 11), torch.bfloat16)]
-    conv_attention(*leaves, backend="hopper").sum().backward()
+    conv_attention(*leaves(), backend="hopper").sum().backward()
     assert {name.partition("-")[0] for name in asked} == {"prepare", "forward", "backward", "backward_exact"}
     assert set(asked) <= {source.file_name for source in common_kernels.common_sources()}
 
@@ -153,7 +158,6 @@ def test_what_common_calls_take_on_an_a100_is_shipped(
     for module in (cuda_backward, cuda_forward):
         monkeypatch.setattr(module, "machine_code", machine_code)
         monkeypatch.setattr(module, "shared_memory_limit", lambda device: 163 * 1024)
-    leaves = [x.requires_grad_() for x in make(1, 1, 1, 60, 64, (6, 11), torch.bfloat16)]
-    conv_attention(*leaves, backend="cuda").sum().backward()
+    conv_attention(*leaves(), backend="cuda").sum().backward()
     assert {name.partition("-")[0] for name in asked} == {"prepare", "forward", "backward", "backward_exact"}
     assert set(asked) <= {source.file_name for source in common_kernels.common_sources()}
