@@ -255,7 +255,8 @@ SOURCES = (
     Source("mta_mix_cuda", mix_source, ("mix_logits", "finish_logits", "mix_values"), order=94),
     Source("mta_bands_cuda", bands_source, ("convolve_rows", "convolution_gradients"), order=95),
     Source("mta_heads_cuda", heads_source, (
-        "pre_heads", "merge_pieces", "post_heads", "mix_probabilities", "convolve_heads", "differentiate_logits",
+        "pre_heads", "merge_pieces", "post_heads", "rebuild_probabilities", "mix_probabilities", "convolve_heads",
+        "differentiate_logits",
     ), order=96),
     Source("mta_decode_cuda", decode_cuda_source, (
         "decode_cuda_keys", "decode_cuda_values", "decode_cuda_merge",

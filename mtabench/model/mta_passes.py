@@ -222,12 +222,18 @@ def _between_by_stages(call: Call) -> list[Kernel]:
 def _backward(call: Call) -> list[Kernel]:
     operation = call.case.operation
     before, after = operation.pre_conv, operation.post_conv
-    found = [_twice(_product(call, "_score_product_kernel", SCORE_PRODUCT)), _convolution(call, before)]
+    found: list[Kernel | None] = [_twice(_product(call, "_score_product_kernel", SCORE_PRODUCT))]
+    if before and stages.rebuilds(operation, call.gpu, call.dtype, call.case.heads):
+        rebuild = _walk(call, "rebuild_probabilities", "rebuild", before, mixings=1.5, passes=3)
+        found.append(replace(rebuild, exponentials=call.stored, overlapped=True))
+    else:
+        found.append(_convolution(call, before))
+        if stages.heads_meet_backward(operation, call.gpu, call.dtype, call.case.heads):
+            found.append(replace(_stream(call, "mix_probabilities", passes=2, mixings=1), exponentials=call.stored))
     if after is None:
         found += _rows(call, backward=True)
     elif stages.heads_meet_backward(operation, call.gpu, call.dtype, call.case.heads):
         found += [
-            replace(_stream(call, "mix_probabilities", passes=2, mixings=1), exponentials=call.stored),
             Kernel("_mix_rows_kernel, sums of rows", launches=call.launches),
             _walk(call, "convolve_heads", "heads", after, mixings=3, passes=4),
             _gradients(call, after),

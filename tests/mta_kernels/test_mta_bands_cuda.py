@@ -184,8 +184,8 @@ def test_faults_are_found(gpu, monkeypatch, tmp_path, name: str, line: str, inst
     def check_orders() -> None:
         for gpu.seed in range(4):
             check(Case(keys=300, queries=300, first_row=100, bounds=(187, 190)))
-            # A run of 84 rows ends where keys of a warp begin, and a row is not stored beside these.
-            check(Case(keys=300, queries=300, first_row=44, rows=250, owned=200))
+            # A run of 103 rows ends where keys of a warp begin, and a row is not stored beside these.
+            check(Case(keys=300, queries=300, first_row=25, rows=250, owned=200))
 
     with pytest.raises(AssertionError):
         check_orders()

@@ -145,7 +145,7 @@ def test_any_sizes(gpu) -> None:
     shape: dict[str, Any] = {"keys": 400, "queries": 400, "first_row": 330, "rows": 60, "owned": 50, "heads": 2}
     check(Case(**shape, sizes=plan.WalkSizes(20, 3, 2, 1, 128)))
     check(Case(**shape, sizes=plan.WalkSizes(300, 2, 3, 5, 64), bounds=(350,)))
-    check(Case(**shape, sizes=plan.HOPPER_PRE))
+    check(Case(**shape, sizes=plan.HOPPER_WALKS["pre"]))
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
@@ -194,7 +194,7 @@ def test_faults_are_found(gpu, monkeypatch, tmp_path, name: str, line: str, inst
 @pytest.mark.parametrize(
     ("name", "line", "instead"),
     [
-        ("post.cu", "store_zeros(args, behind, args.out);", "break;"),
+        ("walk.cuh", "store_zeros(args, behind, out);", "break;"),
         ("walk.cuh", "key_tile += args.blocks,", "key_tile += args.blocks + 1,"),
     ],
     ids=["no zeros", "tasks left out"],

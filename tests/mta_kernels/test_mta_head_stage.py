@@ -10,6 +10,7 @@ from emulated_heads import emulated_heads  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
 from mta_inputs import assert_twice_eager, cuda_kernels, forward, gradients, make, small_chunks, take_cuda
 
+from mta_kernels.multi_token_attention import stages
 from mta_kernels.multi_token_attention.bands_cuda import plan
 from mta_kernels.multi_token_attention.heads_cuda import heads
 from mta_kernels.multi_token_attention.triton import rows
@@ -46,12 +47,17 @@ def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     ],
     ids=str,
 )
-def test_all_steps(launches: list[str], options: dict) -> None:
+@pytest.mark.parametrize("forward_by_heads", [False, True])
+def test_all_steps(launches: list[str], monkeypatch, options: dict, forward_by_heads: bool) -> None:
+    monkeypatch.setattr(stages, "CUDA_HEADS", forward_by_heads)
     problem = make(2, 70, 16, FP16, **options)
     found = gradients(problem)
-    assert set(launches) == {"mix_probabilities", "convolve_heads", "differentiate_logits"}
-    before = {"convolve_rows"} if "pre_conv" in options else set()
-    assert cuda_kernels(problem)[1] == {*launches, *before, "convolution_gradients"}
+    rebuilds = forward_by_heads and "pre_conv" in options
+    probabilities = "rebuild_probabilities" if rebuilds else "mix_probabilities"
+    back = {probabilities, "convolve_heads", "differentiate_logits"}
+    assert set(launches) - {"pre_heads", "merge_pieces", "post_heads"} == back
+    before = {"convolve_rows"} if "pre_conv" in options and not rebuilds else set()
+    assert cuda_kernels(problem)[1] == {*back, *before, "convolution_gradients"}
     assert_twice_eager(found, problem, backward=True)
 
 
@@ -61,9 +67,11 @@ def test_logits_in_the_thousands() -> None:
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a constant of a compiled kernel stays")
+@pytest.mark.parametrize("rebuilds", [False, True])
 @pytest.mark.parametrize("coarse", [0.0, 1e9])
-def test_rows_of_a_coarse_logsumexp_are_summed_again(monkeypatch: pytest.MonkeyPatch, coarse: float) -> None:
+def test_rows_of_a_coarse_logsumexp_are_summed_again(monkeypatch, coarse: float, rebuilds: bool) -> None:
     """And no others, whose probabilities are as wrong as the logsumexp."""
+    monkeypatch.setattr(stages, "CUDA_HEADS", rebuilds)
     monkeypatch.setattr(rows, "COARSE", tl.constexpr(coarse))
     problem = make(2, 60, 16, FP16, **BOTH)
     _, logsumexp = forward(problem)

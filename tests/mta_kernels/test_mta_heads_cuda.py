@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ from planted_faults import plant
 from torch import Tensor
 
 from mta_kernels.multi_token_attention.bands_cuda import plan as bands
-from mta_kernels.multi_token_attention.heads_cuda import HeadMixings, heads, plan
+from mta_kernels.multi_token_attention.heads_cuda import HeadMixings, heads, plan, rebuild_probabilities
 from mta_kernels.multi_token_attention.heads_cuda.heads import shape_unsupported
 from mta_kernels.nvrtc import compiler
 from mta_kernels.operation import Convolution
@@ -139,11 +138,35 @@ def check_probabilities(case: Case) -> list[Tensor]:
     # A logit that is nearly between two numbers may be rounded to either.
     eps = torch.finfo(case.dtype).eps * (8 if case.round_logits else 1)
     check_stored(case, out, case.probabilities(x, case.of_rows(logsumexp)), nothing, eps)
+    return [out, check_sums(case, out, sums, keys)]
+
+
+def check_sums(case: Case, out: Tensor, sums: Tensor, keys: int) -> Tensor:
+    """Of `out`, of so many keys each, where a row sees one of these; and zeros where out is stored and not seen."""
     assert (out.cpu()[(case.stored() & ~case.seen()).expand_as(out)] == 0).all()
-    stored = F.pad(case.stored(), (0, -case.pitch % keys)).unflatten(-1, (-1, keys)).any(-1)
-    want = F.pad(case.known(out.cpu()), (0, -case.pitch % keys)).unflatten(-1, (-1, keys)).sum(-1)
-    near(case, sums.cpu().where(stored, 0), want, 1e-5)
-    return [out, sums]
+
+    def parts(x: Tensor) -> Tensor:
+        return F.pad(x, (0, -case.pitch % keys)).unflatten(-1, (-1, keys))
+
+    sums = sums.cpu().where(parts(case.seen()).any(-1), 0)
+    near(case, sums, parts(case.known(out.cpu())).sum(-1), 1e-5)
+    return sums
+
+
+def check_rebuilt(case: Case) -> list[Tensor]:
+    x, nothing = case.scores(1), torch.full_like(case.scores(1), torch.nan)
+    eps, want = torch.finfo(case.dtype).eps, case.convolved(x)
+    logsumexp, _ = replace(case, round_logits=False).logsumexp(want.to(case.dtype))
+    of_x, convolved, out = x.to(DEVICE), nothing.to(DEVICE, copy=True), nothing.to(DEVICE, copy=True)
+    sums, keys = rebuild_probabilities(
+        of_x, case.taps().to(DEVICE), case.conv, case.mixings()[0].to(DEVICE), convolved, out, logsumexp.to(DEVICE),
+        case.where(), sizes=case.sizes,
+    )  # fmt: skip
+    assert torch.equal(of_x.cpu().nan_to_num(9), x.nan_to_num(9))
+    check_stored(case, convolved, want, nothing, eps)
+    exact = replace(case, round_logits=False).probabilities(convolved.cpu(), case.of_rows(logsumexp))
+    check_stored(case, out, exact, nothing, eps)
+    return [convolved, out, check_sums(case, out, sums, keys)]
 
 
 def check_convolution(case: Case) -> list[Tensor]:
@@ -177,7 +200,9 @@ def check_logits(case: Case) -> list[Tensor]:
     return [dx, kernels.dpre()]
 
 
-CHECKS = {"probabilities": check_probabilities, "heads": check_convolution, "logits": check_logits}
+CHECKS = {
+    "probabilities": check_probabilities, "heads": check_convolution, "logits": check_logits, "rebuild": check_rebuilt,
+}  # fmt: skip
 
 
 def check(case: Case) -> list[Tensor]:
@@ -244,9 +269,16 @@ def test_the_order_of_threads_changes_nothing(gpu) -> None:
         ("heads", "heads.cu", "SLOTS = STAGES + TILES - 1,", "SLOTS = STAGES + TILES - 2,"),
         ("heads", "heads.cu", "if (unit.key >= stored_end(args, unit.row)) return;", ""),
         ("heads", "walk.cuh", "load_more(segment, before + turn,", "load_more(segment, turn,"),
+        ("rebuild", "walk.cuh", "store_zeros(args, behind, out);", "break;"),
+        ("rebuild", "walk.cuh", "            block_sync(full(number), THREADS);", ""),
+        ("rebuild", "rebuild.cu", "if (!unit.whole && unit.key >= stored_end(args, unit.row)) return;", ""),
+        ("rebuild", "rebuild.cu", "x = whole.value ||", "x = true ||"),
+        ("rebuild", "rebuild.cu", "unit.key / UNIT", "unit.key / KEYS"),
+        ("rebuild", "mixed.cuh", "load_matrices(pairs[i], tile + i * 32);", "load_matrices(pairs[i], tile);"),
     ],
     ids=["no wait", "unstored", "stored too early", "unseen", "residual", "not owned logits", "not owned heads",
-         "no wait of heads", "no barrier", "few slots", "unstored heads", "slots of segments"],
+         "no wait of heads", "no barrier", "few slots", "unstored heads", "slots of segments", "nothing behind",
+         "no barrier of rebuilt", "unstored rebuilt", "unseen rebuilt", "sums of other keys", "convolved of one half"],
 )  # fmt: skip
 def test_faults_are_found(gpu, monkeypatch, tmp_path, kernel: str, name: str, line: str, instead: str) -> None:
     plant(monkeypatch, plan, tmp_path / "heads", name, line, instead)
@@ -258,6 +290,8 @@ def test_faults_are_found(gpu, monkeypatch, tmp_path, kernel: str, name: str, li
             CHECKS[kernel](Case(keys=300, queries=300, first_row=170, rows=80, owned=60, bounds=(187, 190)))
             # A run's first rows are not stored to its end.
             CHECKS[kernel](Case(heads=2, sizes=plan.WalkSizes(300, 2, 2, 2, 64)))
+            # Tasks whose last rows are stored behind the keys that they see.
+            CHECKS[kernel](Case(heads=2, keys=400, queries=400, first_row=330, sizes=plan.WalkSizes(20, 2, 2, 2, 64)))
 
     with pytest.raises(AssertionError):
         check_orders()
@@ -305,7 +339,13 @@ def test_it_compiles_with_hardly_a_spill(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "architecture", "heads"),
-    [("pre", "sm_80", 16), ("post", "sm_86", 10), ("post", "sm_100", 16), ("pre", "sm_120", 12)],
+    [
+        ("pre", "sm_80", 16),
+        ("post", "sm_86", 10),
+        ("post", "sm_100", 16),
+        ("pre", "sm_120", 12),
+        ("rebuild", "sm_80", 16),
+    ],
 )
 def test_it_compiles_for_other_gpus(name: str, architecture: str, heads: int) -> None:
     if reason := compiler.missing_package():
@@ -314,8 +354,33 @@ def test_it_compiles_for_other_gpus(name: str, architecture: str, heads: int) ->
     assert compiler.compile_source(constants.source(architecture))[0].startswith(b"\x7fELF")
 
 
+def test_tasks_of_a_chunk_end_nearly_together() -> None:
+    """On 132 multiprocessors, of rows that see up to 12298 keys; of few rows they are no longer than need be."""
+
+    def rounds(run: int) -> int:
+        ends = [min(first + run, 2068) for first in range(0, 2068, run)]
+        return -(-sum(-(-(12298 - 2068 + end) // 128) for end in ends) // 132)
+
+    run = plan.rows_of_even_tasks(103, 6, 2068, 12298, 97, 1, 132)
+    assert (run + 5) % 6 == 0
+    assert rounds(run) * (run + 5 + 9) < 0.95 * rounds(103) * (103 + 5 + 9)
+    assert plan.rows_of_even_tasks(103, 6, 40, 40, 1, 1, 132) == 103
+    assert plan.rows_of_even_tasks(103, 6, 2068, 0, 97, 1, 1 << 30) == 103
+
+
+@pytest.mark.parametrize("conv", [TAPS, Convolution(8, 17, 8), Convolution(2, 3, 1)], ids=str)
+def test_what_rebuilds_needs_no_more_memory_than_the_forward(conv: Convolution) -> None:
+    """As `stages.rebuilds` has it."""
+    for capability in (None, (9, 0)):
+        pre, rebuild = (
+            plan.WalkConstants(name, BF16, 16, conv, True, False, plan.walk_sizes(name, capability))
+            for name in ("pre", "rebuild")
+        )
+        assert rebuild.shared_memory <= pre.shared_memory
+
+
 @pytest.mark.gpu
 def test_a_long_chunk(gpu) -> None:
     case = Case(batch=2, heads=16, keys=1500, queries=1500, first_row=500, rows=800, above=10, owned=780)
     check(case)
-    check(dataclasses.replace(case, bounds=(613, 614, 900), dtype=FP16, heads=10))
+    check(replace(case, bounds=(613, 614, 900), dtype=FP16, heads=10))

@@ -67,8 +67,9 @@ def test_what_is_no_nvidia_gpu_has_none_of_these_kernels() -> None:
     assert stages.cuda_gpu(torch.device("meta")) is None
 
 
-BY_HEADS = ("mix_probabilities", "convolve_heads", "differentiate_logits")
+BY_HEADS = ("convolve_heads", "differentiate_logits")
 GRADIENTS = "convolution_gradients"
+AFTER = Operation(None, 1.0, True, MIX, TAPS, MIX)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +77,9 @@ GRADIENTS = "convolution_gradients"
     [
         (MIXED, H200, BF16, ("mix_logits", "mix_values"), ("mix_rows_backward",)),
         (MIXED, A100, BF16, ("mix_rows",), ("mix_rows_backward",)),  # of the first chunks
-        (ALL, H200, BF16, ("pre_heads", "post_heads"), ("convolve_rows", *BY_HEADS, GRADIENTS)),
+        (ALL, H200, BF16, ("pre_heads", "post_heads"), ("rebuild_probabilities", *BY_HEADS, GRADIENTS)),
         (ALL, RTX_4090, BF16, ("pre_tiles", "post_tiles"), ("convolve_rows", GRADIENTS)),
-        (Operation(None, 1.0, True, MIX, TAPS, MIX), H200, BF16, ("pre_heads", "post_heads"), (*BY_HEADS, GRADIENTS)),
+        (AFTER, H200, BF16, ("pre_heads", "post_heads"), ("mix_probabilities", *BY_HEADS, GRADIENTS)),
         (Operation(TAPS, 1.0, True, MIX), H200, BF16, ("convolve_rows",), ("convolve_rows", GRADIENTS)),
         (ALL, H200, FP32, (), ()),
         (ALL, None, BF16, (), ()),

@@ -12,7 +12,7 @@ from mta_kernels.score_chunks import chunk_rows, halo_rows
 FORWARD = {
     "mix": ("mix_logits", "mix_values"), "heads": ("pre_heads", "post_heads"), "tiles": ("pre_tiles", "post_tiles"),
 }  # fmt: skip
-BACKWARD_HEADS = ("mix_probabilities", "convolve_heads", "differentiate_logits")
+BACKWARD_HEADS = ("convolve_heads", "differentiate_logits")  # behind what makes probabilities
 
 
 def of_forward(operation: Operation, q: Tensor, key_rows: int, documents: bool) -> tuple[str, ...]:
@@ -34,12 +34,13 @@ def of_backward(operation: Operation, q: Tensor, key_rows: int) -> tuple[str, ..
     """By name, in their order; none where Triton's kernels run alone."""
     gpu, before, after = stages.cuda_gpu(q.device), operation.pre_conv, operation.post_conv
     by_heads = stages.heads_meet_backward(operation, gpu, q.dtype, q.shape[1])
-    forth = [conv for conv in (before, None if by_heads else after) if conv]
+    rebuilds = stages.rebuilds(operation, gpu, q.dtype, q.shape[1])
+    forth = [conv for conv in (None if rebuilds else before, None if by_heads else after) if conv]
     convolved = any(stages.convolves(conv, gpu, q.dtype) for conv in forth)
     differentiated = any(stages.convolves(conv, gpu, q.dtype) for conv in (before, after) if conv)
     return (
         *(("convolve_rows",) * convolved),
-        *(BACKWARD_HEADS * by_heads),
+        *((("rebuild_probabilities" if rebuilds else "mix_probabilities"), *BACKWARD_HEADS) if by_heads else ()),
         *(("mix_rows_backward",) * _mixes_rows(operation, q, key_rows, backward=True)),
         *(("convolution_gradients",) * differentiated),
     )

@@ -133,6 +133,15 @@ def heads_meet_backward(operation: Operation, gpu: Gpu | None, dtype: torch.dtyp
     return _backward_heads_meet(operation, gpu, dtype, heads)
 
 
+def rebuilds(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int) -> bool:
+    """Whether one of these kernels convolves scores and makes probabilities of them: where the forward's do the same.
+
+    These have not rounded logits, and need as much memory.
+    """
+    forward_meets = CUDA_HEADS and operation.pre_conv is not None and _heads_meet(operation, gpu, dtype, heads)
+    return forward_meets and heads_meet_backward(operation, gpu, dtype, heads)
+
+
 @functools.lru_cache(256)
 def _backward_heads_meet(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int) -> bool:
     if gpu is None or operation.pre_mix is None or operation.post_mix is None or operation.post_conv is None:

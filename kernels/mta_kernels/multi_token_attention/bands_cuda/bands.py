@@ -26,7 +26,7 @@ class Arguments(ctypes.Structure):
         *fields(c_void_p, "x grad out taps documents partial delta"),
         *fields(c_int, "heads rows pitch first_position first_row query_rows key_rows above owned"),
         *fields(c_int, "run row_tiles key_tiles tasks"),
-        *fields(c_void_p, "mix parts pieces factors logsumexp"),
+        *fields(c_void_p, "mix parts pieces factors logsumexp convolved sums"),
         *fields(c_int, "batch blocks"),
     )
 
@@ -84,7 +84,7 @@ class BandsGradient:
         self.taps, self.conv = taps.to(dtype).contiguous(), conv
         sizes = sizes or plan.GRADIENTS
         self.constants = BandConstants(True, dtype, conv, delta, causal, documents, sizes)
-        _, row_tiles, key_tiles = tiles_of(sizes, most_rows, most_pitch)
+        _, row_tiles, key_tiles = tiles_of(sizes, conv.query_taps, most_rows, most_pitch)
         heads, device = taps.shape[0], taps.device
         shape = batch * heads, row_tiles * key_tiles, *conv.taps
         self.partial = torch.zeros(shape, dtype=torch.float32, device=device)
@@ -112,9 +112,9 @@ class BandsGradient:
         return self.partial.unflatten(0, (-1, heads)).sum((0, 2))
 
 
-def tiles_of(sizes: plan.Sizes, rows: int, pitch: int) -> tuple[int, int, int]:
+def tiles_of(sizes: plan.Sizes, query_taps: int, rows: int, pitch: int) -> tuple[int, int, int]:
     """Rows of a warp, and how many warps share rows and keys."""
-    run = -(-rows // -(-rows // sizes.rows))
+    run = plan.rows_of_turns(-(-sizes.rows // query_taps), query_taps)
     return run, -(-rows // run), -(-pitch // plan.KEYS)
 
 
@@ -123,7 +123,7 @@ def arguments_of(
 ) -> tuple[Arguments, Any]:  # fmt: skip
     """What both kernels take, and tensors to keep until the launch."""
     _, heads, rows, pitch = x.shape
-    run, row_tiles, key_tiles = tiles_of(sizes, rows, pitch)
+    run, row_tiles, key_tiles = tiles_of(sizes, taps.shape[1], rows, pitch)
     taps = taps.to(x.dtype).contiguous()
     arguments = Arguments(
         x=x.data_ptr(), out=out.data_ptr(), taps=taps.data_ptr(), heads=heads, rows=rows, pitch=pitch,

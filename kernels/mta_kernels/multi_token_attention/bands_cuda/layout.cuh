@@ -31,6 +31,8 @@ struct Arguments {
     float2* pieces;        // of heads_cuda/pre.cu and post.cu: [B, units, rows, heads]
     uint32_t* factors;     // the same
     float* logsumexp;      // [B, heads, query_rows]
+    ELEMENT* convolved;    // of heads_cuda/rebuild.cu: x convolved
+    float* sums;           // of its probabilities: [B, units, rows, heads]
     int batch, blocks;
 };
 

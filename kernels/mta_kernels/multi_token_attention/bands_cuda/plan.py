@@ -27,6 +27,11 @@ class Sizes:
     warps: int
 
 
+def rows_of_turns(turns: int, query_taps: int) -> int:
+    """Rows of a task which fill so many turns, of `query_taps` rows each, together with its halo."""
+    return turns * query_taps - (query_taps - 1)
+
+
 # A warp reads QUERY_TAPS - 1 rows more than its own; the fewer these are, the more evenly SMs are busy at the end.
 CONVOLVE = Sizes(50, 3, 16)
 GRADIENTS = Sizes(104, 2, 12)

@@ -1,5 +1,6 @@
-"""CUDA kernels of the backward in which heads meet, for sm_80 and later: see mixing.cuh."""
+"""CUDA kernels in which heads meet, for sm_80 and later: see mixing.cuh."""
 
+from mta_kernels.multi_token_attention.heads_cuda.forward import rebuild_probabilities
 from mta_kernels.multi_token_attention.heads_cuda.heads import HeadMixings
 
-__all__ = ["HeadMixings"]
+__all__ = ["HeadMixings", "rebuild_probabilities"]

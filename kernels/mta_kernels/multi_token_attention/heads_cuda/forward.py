@@ -1,4 +1,8 @@
-"""Launches the forward's kernels in which heads meet: scores to exponentials, and these to mixed probabilities."""
+"""Launches the persistent kernels in which heads meet.
+
+The forward's make exponentials of scores, and mixed probabilities of these. The backward's makes probabilities of
+scores whose logsumexp is known.
+"""
 
 from __future__ import annotations
 
@@ -61,16 +65,36 @@ def post_heads(
     del kept
 
 
+def rebuild_probabilities(
+    x: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, convolved: Tensor, out: Tensor, logsumexp: Tensor,
+    where: Rows, *, sizes: plan.WalkSizes | None = None,
+) -> tuple[Tensor, int]:  # fmt: skip
+    """`convolved` is `x` convolved by `taps`, `out` is `exp(mix convolved - logsumexp)`: the forward's probabilities.
+
+    Both are other memory than `x`, and zero at keys that a row does not see, as stored by `Rows`. logsumexp `[B, H, M]`
+    of all queries is float32 and contiguous. Returns sums of out `[B, H, rows, units]`, not contiguous, and of how many
+    keys each is; those of units in which a row sees no key may not be written. All else as `pre_heads`.
+    """
+    arguments, constants, kept = _arguments("rebuild", x, taps, conv, mix, out, where, sizes)
+    batch, count, rows, _ = x.shape
+    unit = constants.sizes.unit
+    shape = batch, arguments.key_tiles * bands.plan.KEYS // unit, rows, count
+    sums = torch.empty(shape, dtype=torch.float32, device=x.device)
+    arguments.convolved, arguments.sums = convolved.data_ptr(), sums.data_ptr()
+    arguments.logsumexp = logsumexp.data_ptr()
+    _launch("rebuild_probabilities", arguments, constants, x)
+    del kept
+    return sums.permute(0, 3, 2, 1), unit
+
+
 def _arguments(
     name: str, x: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, where: Rows,
     sizes: plan.WalkSizes | None,
 ) -> tuple[Arguments, WalkConstants, Any]:  # fmt: skip
-    """What both kernels take, the constants, and tensors to keep until the launch."""
+    """What all of them take, the constants, and tensors to keep until the launch."""
     sizes = sizes or plan.walk_sizes(name, capability(x.device) if x.is_cuda else None)
     constants = WalkConstants(name, x.dtype, x.shape[1], conv, where.causal, where.documents is not None, sizes)
-    arguments, kept = bands.arguments_of(constants.sizes.of_a_head, x, out, taps, where)
-    arguments.run = constants.rows_of_task
-    arguments.row_tiles = -(-x.shape[2] // arguments.run)
+    arguments, kept = bands.arguments_of(sizes.of_a_head, x, out, taps, where)
     mix = mix.to(x.dtype).contiguous()
     arguments.mix, arguments.batch = mix.data_ptr(), x.shape[0]
     arguments.blocks = min(sm_count(x.device), x.shape[0] * arguments.row_tiles * arguments.key_tiles)

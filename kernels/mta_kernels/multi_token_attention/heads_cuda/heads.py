@@ -25,7 +25,7 @@ from mta_kernels.operation import Convolution
 # By the names of sources.
 KERNELS = {
     "probabilities": ("mix_probabilities",), "heads": ("convolve_heads",), "logits": ("differentiate_logits",),
-    "pre": ("pre_heads", "merge_pieces"), "post": ("post_heads",),
+    "pre": ("pre_heads", "merge_pieces"), "post": ("post_heads",), "rebuild": ("rebuild_probabilities",),
 }  # fmt: skip
 
 
@@ -76,14 +76,14 @@ class HeadMixings:
         """
         self.pre, self.post, self.taps = (x.to(dtype).contiguous() for x in (pre_mix, post_mix, taps))
         self.conv, self.round_logits = conv, round_logits
-        self.tiles, self.heads = tiles or plan.TILES, heads or plan.WALKS["heads"]
+        self.tiles, self.heads, self.even = tiles or plan.TILES, heads or plan.WALKS["heads"], heads is None
         count, device = pre_mix.shape[0], pre_mix.device
 
         def parts(*places: int) -> Tensor:
             return torch.zeros(*places, count, count, dtype=torch.float32, device=device)
 
         self.parts_pre = parts(self.tiles["logits"].warps * sm_count(device))
-        _, row_tiles, key_tiles = bands.tiles_of(self.heads.of_a_head, most_rows, most_pitch)
+        _, row_tiles, key_tiles = bands.tiles_of(self.heads.of_a_head, conv.query_taps, most_rows, most_pitch)
         self.parts_post = parts(batch, row_tiles * key_tiles)
 
     def probabilities(self, x: Tensor, out: Tensor, logsumexp: Tensor, where: Rows) -> tuple[Tensor, int]:
@@ -107,6 +107,13 @@ class HeadMixings:
             "heads", x.dtype, x.shape[1], self.conv, where.causal, where.documents is not None, self.heads
         )
         arguments, kept = bands.arguments_of(self.heads.of_a_head, x, out, self.taps, where)
+        if self.even:
+            last = max(where.first_position + arguments.rows, 1) if where.causal else 0
+            arguments.run = plan.rows_of_even_tasks(
+                constants.rows_of_task, self.conv.query_taps, arguments.rows, last, arguments.key_tiles, x.shape[0],
+                sm_count(x.device),
+            )  # fmt: skip
+            arguments.row_tiles = -(-arguments.rows // arguments.run)
         arguments.grad, arguments.above, arguments.owned = grad.data_ptr(), above, owned
         arguments.mix, arguments.parts = self.post.data_ptr(), self.parts_post.data_ptr()
         arguments.tasks = self.parts_post.shape[1]

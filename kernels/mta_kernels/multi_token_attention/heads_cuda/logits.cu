@@ -4,6 +4,8 @@
 //   dpre[h, g] += sum over keys and owned rows of dl[h] x[g]
 //
 // A score takes 6 bytes of memory.
+#include "tiles.cuh"
+
 #include "softmax.cuh"
 
 extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM) differentiate_logits(const __grid_constant__ Arguments args) {

@@ -24,6 +24,11 @@ struct Mixed {
             mix(numbers[i], weights, loaded);
         }
     }
+    // As it lies in the tile, in the order of `Destination::store`.
+    DEVICE static void load(uint32_t (&pairs)[2][4], uint32_t tile) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) load_matrices(pairs[i], tile + i * 32);
+    }
     // Of numbers[i][eight][2 * half + e], the key.
     DEVICE static int key(int i, int eight, int e) { return lane_index() % 4 * 8 + (i * 2 + eight) * 2 + e; }
 };
@@ -48,7 +53,7 @@ struct Destination {
     }
 };
 
-// What belongs to a unit of a row, or to its next head, in `pieces` and `factors`.
+// What belongs to a unit of a row, or to its next head, in `pieces`, `factors` and `sums`.
 DEVICE int64_t place_of_piece(const Arguments& args, int batch, int unit, int row) {
     return (((int64_t)batch * args.key_tiles * UNITS_A_ROW + unit) * args.rows + row) * HEADS;
 }

@@ -49,13 +49,39 @@ class WalkSizes:
 
 WALKS = {
     "pre": WalkSizes(104, 2, 3, 4, 64), "post": WalkSizes(104, 2, 3, 4, 64), "heads": WalkSizes(104, 2, 2, 4, 64),
+    "rebuild": WalkSizes(104, 2, 3, 4, 64),
 }  # fmt: skip
-HOPPER_PRE = dataclasses.replace(WALKS["pre"], mixers=8)  # registers go to the warps that need them
+# Those with exponentials, on Hopper, where registers go to the warps that need them.
+HOPPER_WALKS = {name: dataclasses.replace(WALKS[name], mixers=8) for name in ("pre", "rebuild")}
 
 
 def walk_sizes(name: str, capability: tuple[int, int] | None) -> WalkSizes:
     """Those of a kernel on a GPU, or in the emulator."""
-    return HOPPER_PRE if name == "pre" and capability is not None and capability[0] == 9 else WALKS[name]
+    hopper = capability is not None and capability[0] == 9
+    return HOPPER_WALKS.get(name, WALKS[name]) if hopper else WALKS[name]
+
+
+# Of a task that has a multiprocessor to itself: what it costs beside its turns, in turns; its most turns over its least.
+START, MOST_TURNS = 1.5, 5 / 3
+
+
+@functools.lru_cache(1024)
+def rows_of_even_tasks(
+    least: int, query_taps: int, rows: int, keys: int, key_tiles: int, batch: int, blocks: int
+) -> int:  # fmt: skip
+    """Rows of a task, from `least` on, with which the last of `blocks` tasks at a time ends the earliest.
+
+    Of a chunk of `rows` rows whose last sees `keys` keys and each before it one less; all see all keys if `keys` is 0.
+    """
+    found = []
+    first = -(-(least + query_taps - 1) // query_taps)
+    for turns in range(first, int(first * MOST_TURNS) + 1):
+        run = bands.rows_of_turns(turns, query_taps)
+        ends = range(run, rows + run, run)
+        seen = (keys - rows + min(end, rows) for end in ends)
+        tasks = batch * sum(min(max(-(-x // bands.KEYS), 1), key_tiles) if keys else key_tiles for x in seen)
+        found.append((-(-tasks // blocks) * (turns + START), run))
+    return min(found)[1]
 
 
 @dataclass(frozen=True)
@@ -89,7 +115,7 @@ class TileConstants:
 
 @dataclass(frozen=True)
 class WalkConstants:
-    """The constants of pre.cu, post.cu or heads.cu, whichever is the `name`."""
+    """The constants of pre.cu, post.cu, heads.cu or rebuild.cu, whichever is the `name`."""
 
     name: str
     dtype: torch.dtype
@@ -108,7 +134,7 @@ class WalkConstants:
     def rows_of_task(self) -> int:
         """These and their halo fill a task's turns."""
         taps = self.conv.query_taps
-        return -(-self.sizes.rows // taps) * taps - (taps - 1)
+        return bands.rows_of_turns(-(-self.sizes.rows // taps), taps)
 
     @property
     def threads(self) -> int:
@@ -129,5 +155,9 @@ class WalkConstants:
             **of_a_head.constants, "HEADS": self.heads, "TILES": self.sizes.tiles,
             "MIXERS": self.sizes.mixers, "UNIT": self.sizes.unit, "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
-        headers = {**of_a_head.headers, **headers_in(FOLDER, ("mixing.cuh", "walk.cuh", "mixed.cuh"))}
+        own = ["mixing.cuh", "walk.cuh", "mixed.cuh"]
+        if self.name == "rebuild":
+            constants["ROUND"] = 0  # the forward's kernels in which heads meet do not round logits
+            own.append("softmax.cuh")
+        headers = {**of_a_head.headers, **headers_in(FOLDER, own)}
         return Source(FOLDER / f"{self.name}.cu", architecture, constants, headers)

@@ -57,9 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM) post_heads(c
     for (Tasks tasks(args); tasks.exist(args); tasks.next(args)) {
         const Task task = tasks.of_head(args, warp);
         const int batch = tasks.batch;
-        if (tasks.is_last_of_row(args))  // nobody sees what lies behind
-            for (Task behind = task; (behind.first_key += KEYS) < stored_end(args, task.after - 1);)
-                store_zeros(args, behind, args.out);
+        if (tasks.is_last_of_row(args)) store_zeros_behind(args, task, args.out);
         const int first_key = task.first_key - 8 * Reach<PAD>::LEFT, seen_from = max(first_key, 0);
         const int unit = task.first_key / UNIT - 1 + lane % UNITS_BESIDE;
         const bool unit_exists = unit >= 0 && unit < args.key_tiles * UNITS_A_ROW;

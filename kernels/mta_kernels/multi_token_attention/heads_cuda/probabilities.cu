@@ -2,6 +2,8 @@
 // these as stored, of each segment of a row.
 //
 // A score takes 4 bytes of memory.
+#include "tiles.cuh"
+
 #include "softmax.cuh"
 
 extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM) mix_probabilities(const __grid_constant__ Arguments args) {

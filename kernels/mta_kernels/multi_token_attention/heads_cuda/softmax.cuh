@@ -1,8 +1,8 @@
-// The probabilities of a row's logits, by their logsumexp.
+// The probabilities of a row's logits, by their logsumexp. `Arguments` are those of the kernel that includes this.
 //
 // Constants: ROUND, whether logits are rounded, as the forward's kernels have stored them.
 #pragma once
-#include "tiles.cuh"
+#include "mixing.cuh"
 
 constexpr float LOG2_E = 1.44269504f;
 

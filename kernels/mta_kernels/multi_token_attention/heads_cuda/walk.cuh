@@ -102,6 +102,11 @@ private:
     }
 };
 
+// Zeros where a head's rows of a task are stored behind the task's keys, the last that one of them sees.
+DEVICE void store_zeros_behind(const Arguments& args, const Task& task, ELEMENT* out) {
+    for (Task behind = task; (behind.first_key += KEYS) < stored_end(args, task.after - 1);) store_zeros(args, behind, out);
+}
+
 // What a mixing warp does for a task: `mix(unit)` for its units. The block has had `before` turns, and then as many as are
 // returned.
 template <class Mix> DEVICE int mix_turns(const Arguments& args, const Task& task, int mixer, int before, const Mix& mix) {

@@ -15,7 +15,7 @@ from torch import Tensor
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.gpu_limits import has_large_memory
 from mta_kernels.multi_token_attention import stages
-from mta_kernels.multi_token_attention.heads_cuda import HeadMixings
+from mta_kernels.multi_token_attention.heads_cuda import HeadMixings, rebuild_probabilities
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton import row_stage
 from mta_kernels.multi_token_attention.triton.band_stage import ConvolutionGradient, convolution_of, rows_of_chunk
@@ -94,7 +94,11 @@ class Stages:
         """With `round_logits` where the forward's kernels have rounded its logits to q's dtype."""
         self.mixers, self.round_logits = mixers, round_logits
         self.mixings = MixingGradients(q, q.shape[1])
-        self.convolve_before = convolution_of(operation.pre_conv, mixers.pre_conv, q)
+        self.rebuild, self.convolve_before = None, None
+        if stages.rebuilds(operation, stages.cuda_gpu(q.device), q.dtype, q.shape[1]):
+            self.rebuild = _rebuild(operation, mixers, q)
+        else:
+            self.convolve_before = convolution_of(operation.pre_conv, mixers.pre_conv, q)
         self.convolve_after = convolution_of(operation.post_conv, mixers.post_conv, q)
         self.before, self.after = (
             None
@@ -120,8 +124,9 @@ class Stages:
         pre_mix, post_mix = self.mixers.pre_mix, self.mixers.post_mix
         scores, grad, *others = buffers
         convolved = scores
-        if self.convolve_before is not None:
+        if self.before is not None:
             convolved = others.pop()
+        if self.convolve_before is not None:
             self.convolve_before(scores, convolved, chunk)
         if self.after is None or self.convolve_after is None:
             row_stage.mix_rows_backward(convolved, grad, pre_mix, post_mix, logsumexp, self.mixings, chunk)
@@ -133,7 +138,9 @@ class Stages:
             # What is rounded is to be corrected; the logsumexp of rows of the halo, too.
             corrections = torch.empty(2, *scores.shape[:3], dtype=torch.float32, device=scores.device)
             sums = None
-            if self.heads is not None:
+            if self.rebuild is not None:
+                sums = self.rebuild(scores, convolved, probabilities, logsumexp, where)
+            elif self.heads is not None:
                 sums = self.heads.probabilities(convolved, probabilities, logsumexp, where)
             mix_rows(
                 convolved, pre_mix, None, logsumexp, chunk=replace(chunk, above=0), out=probabilities,
@@ -178,6 +185,17 @@ class Stages:
             return (grad if loss_scale is None else grad / loss_scale).to(mixer.dtype)
 
         return Mixers(*(like(grad, mixer) for grad, mixer in zip(found, self.mixers, strict=True)))
+
+
+def _rebuild(operation: Operation, mixers: Mixers, q: Tensor) -> Callable[..., tuple[Tensor, int]]:
+    """CUDA's convolution before the softmax with the mixing and the probabilities behind it."""
+    taps, mix, conv = mixers.pre_conv, mixers.pre_mix, operation.pre_conv
+    if taps is None or mix is None or conv is None:
+        raise ValueError("probabilities are made in one kernel of scores that are convolved and mixed")
+    taps, mix = (x.to(q.dtype).contiguous() for x in (taps, mix))  # once, for all chunks
+    return lambda x, convolved, out, logsumexp, where: rebuild_probabilities(
+        x, taps, conv, mix, convolved, out, logsumexp, where
+    )
 
 
 def _mixings(

@@ -22,6 +22,7 @@ from mta_kernels.multi_token_attention.triton.chunks import Chunk, seen_keys, st
 FORWARD = {"tile": 4096, "programs": 4, "num_warps": 4, "stages": 3}
 # Of a logsumexp: up to it, what it was rounded by is at most 3e-5 of a probability, little beside 16 bits' rounding.
 COARSE = tl.constexpr(2.0**10)
+SEGMENTS = tl.constexpr(64)  # sums of a row that are read at a time
 LOWEST = tl.constexpr(-1e38)  # below every logit, and finite: of keys that are not seen, no NaN comes
 
 
@@ -93,11 +94,12 @@ def row_statistics(row_ptr, pre, start, end, heads, MIX: tl.constexpr, ROUND: tl
 
 
 @triton.jit(do_not_specialize=["rows", "first_position", "first_row", "query_rows", "key_rows", "above", "total_rows",
-                               "segments", "segment_keys"])  # fmt: skip
+                               "stride_sb", "stride_sh", "stride_sn", "stride_ss", "segment_keys"])  # fmt: skip
 def _mix_rows_kernel(
     scores_ptr, out_ptr, pre_ptr, post_ptr, logsumexp_ptr, corrections_ptr, sums_ptr, documents_ptr,
     stride_pre_out, stride_pre_in, stride_post_in, stride_post_out, stride_lb, stride_lh, stride_ln,
-    heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, total_rows, segments, segment_keys,
+    stride_sb, stride_sh, stride_sn, stride_ss,
+    heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, total_rows, segment_keys,
     PRE: tl.constexpr, POST: tl.constexpr, ROUND: tl.constexpr, CORRECT: tl.constexpr, SUMMED: tl.constexpr,
     CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr, CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr,
     LANES: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
@@ -131,11 +133,11 @@ def _mix_rows_kernel(
         if SUMMED:
             given = tl.load(logsumexp_row, mask=(head < heads) & (end > start), other=0.0)
             large = tl.max(tl.abs(given), 0) > COARSE
-            sums_row = sums_ptr + ((batch * heads + head) * rows + row)[:, None] * segments
-            for first in range(0, tl.where(large, 0, tl.cdiv(end_stored, segment_keys)), 16):
-                segment = first + tl.arange(0, 16)
-                there = (head < heads)[:, None] & (segment * segment_keys < end_stored)[None, :]
-                stored += tl.sum(tl.load(sums_row + segment[None, :], mask=there, other=0.0), 1)
+            sums_row = sums_ptr + batch * stride_sb + head[:, None] * stride_sh + row.to(tl.int64) * stride_sn
+            for first in range(0, tl.where(large, 0, tl.cdiv(end, segment_keys)), SEGMENTS):
+                segment = first + tl.arange(0, SEGMENTS)
+                there = (head < heads)[:, None] & (segment * segment_keys < end)[None, :]
+                stored += tl.sum(tl.load(sums_row + segment[None, :] * stride_ss, mask=there, other=0.0), 1)
             start, first_stored = tl.where(large, start, 0), tl.where(large, first_stored, 0)
             end, end_stored = tl.where(large, end, 0), tl.where(large, end_stored, 0)
         maximum, total = row_statistics(row_ptr, pre, start, end, heads, PRE, ROUND, HEADS, C, LANES, STAGES, PRECISION)
@@ -179,8 +181,8 @@ def mix_rows(
     [B, H, M]` float32 of all queries is written but at the chunk's rows above its own. `corrections [2, B, H, rows]`
     float32 are written if given: by how much the logsumexp is less than it were exactly, and what the probabilities add
     up to as stored. With `round_logits`, logits are rounded to the dtype of scores. With `sums [B, H,
-    rows, segments]`, each of so many keys, `out` has all rows already, and those are written again whose logsumexp, as
-    given, is beyond COARSE in a head.
+    rows, segments]`, each of so many keys and read where a row sees one of these, `out` has all rows already, and those
+    are written again whose logsumexp, as given, is beyond COARSE in a head.
     """
     batch, heads, rows, pitch = scores.shape
     tile = row_tile(heads, scores.element_size(), FORWARD)
@@ -191,8 +193,9 @@ def mix_rows(
         logsumexp if corrections is None else corrections, logsumexp if sums is None else sums[0],
         scores if chunk.documents is None else chunk.documents,
         *matrix_strides(pre_mix), *matrix_strides(post_mix), *logsumexp.stride(),
+        *((0, 0, 0, 0) if sums is None else sums[0].stride()),
         heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.above,
-        batch * rows, *((0, 0) if sums is None else (sums[0].shape[3], sums[1])),
+        batch * rows, 0 if sums is None else sums[1],
         PRE=pre_mix is not None, POST=post_mix is not None, ROUND=round_logits and pre_mix is not None,
         CORRECT=corrections is not None, SUMMED=sums is not None, CAUSAL=chunk.causal,
         DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved, **tile,
