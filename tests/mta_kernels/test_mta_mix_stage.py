@@ -156,7 +156,7 @@ def test_measurements_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     ("batch", "keys", "head_dim", "pays"),
     [
         (4, 4096, 64, True), (1, 16384, 64, True), (1, 16384, 128, True), (1, 65536, 128, True),
-        (4, 4096, 96, False),  # two blocks more a tile, which it takes many keys to pay
+        (4, 4096, 96, True), (8, 2048, 96, False),  # two blocks more a tile, which it takes many keys to pay
         (1, 65536, 64, False), (1, 1024, 64, False),  # few tiles
     ],
     ids=str,

@@ -141,7 +141,7 @@ GRADIENTS = "_row_product_kernel", "_transposed_product_kernel", "sums, to the d
         (cell(ALL, post=None), H200, ["convolve_rows", "_mix_rows_kernel"]),
         (cell(), A100, ["mix_rows"]),
         (cell(seq=16384), A100, ["mix_rows", "_mix_rows_kernel"]),
-        (cell(head_dim=128), H200, ["mix_rows"]),
+        (cell(head_dim=128, seq=2048), H200, ["mix_rows"]),
     ],
     ids=str,
 )

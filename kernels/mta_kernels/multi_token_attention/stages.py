@@ -28,9 +28,9 @@ CUDA_TILES = True  # the same, where those do not run
 CUDA_ROWS = True  # both passes, nothing convolved
 CUDA_BANDS = True  # convolutions and their gradients
 CUDA_BACKWARD_HEADS = True  # mixings of a backward with a convolution of probabilities
-# Where `mix` was the fastest when measured (docs/decisions/044): up to this head dim, beyond from so many keys on; and
-# where a chunk has tiles for so many blocks.
-SMALL_HEAD_DIM, MANY_KEYS, LEAST_BLOCKS = 64, 8192, 64
+# Where `mix` was the fastest when measured (docs/decisions/044, 088): up to this head dim, beyond from so many keys on;
+# and where a chunk has tiles for so many blocks.
+SMALL_HEAD_DIM, MANY_KEYS, LEAST_BLOCKS = 64, 4096, 64
 
 # Of a forward: kernels from queries to the output (`mix_cuda`); between the two products those in which heads meet
 # (`heads_cuda`) or the tile kernels (`tiles_cuda`); or a stage a step, of which `convolves` and `mixes_rows` know more.

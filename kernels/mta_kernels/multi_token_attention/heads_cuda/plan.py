@@ -61,7 +61,7 @@ def walk_sizes(name: str, capability: tuple[int, int] | None) -> WalkSizes:
     return HOPPER_WALKS.get(name, WALKS[name]) if hopper else WALKS[name]
 
 
-# Of a task that has a multiprocessor to itself: what it costs beside its turns, in turns; its most turns over its least.
+# Of a task that has an SM to itself: what it costs beside its turns, in turns; its most turns over its least.
 START, MOST_TURNS = 1.5, 5 / 3
 
 
