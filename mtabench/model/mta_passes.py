@@ -288,10 +288,13 @@ def _product(call: Call, name: str, shares: tuple[float, float], *, own: bool = 
 
 
 def _walk(call: Call, name: str, source: str, conv: Convolution, *, mixings: float, passes: int) -> Kernel:
-    """A kernel in which the warps of heads convolve and others mix, as often as `mixings` says."""
+    """A kernel in which the warps of heads convolve and others mix, as often as `mixings` says.
+
+    A turn takes as long with fewer heads than 16: an SM has one block, whose warps wait for each other.
+    """
     case, sizes = call.case, walk_sizes(source, call.gpu.capability)
     task = WalkConstants(source, call.dtype, case.heads, conv, case.operation.causal, False, sizes).rows_of_task
-    macs = mma.convolution_macs(conv, in_pairs=True) + mixings * call.mixing_macs
+    macs = call.padding * mma.convolution_macs(conv, in_pairs=True) + mixings * call.mixing_macs
     return _walking(call, name, conv, task, macs, passes)
 
 

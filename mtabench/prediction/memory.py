@@ -15,7 +15,9 @@ from mtabench.registry import implementation_of
 # `N x N` matrices a head alive at the peak where scores are stored, as measured. On a CPU oneDNN convolves copies of
 # them besides, in a layout whose heads are padded to a multiple of 16.
 DENSE_MATRICES = {"cuda": {"fwd": 3, "bwd": 5, "decode": 3}, "cpu": {"fwd": 3, "bwd": 6, "decode": 3}}
-WHOLE_MATRICES = 6  # of a forward of the whole multi-token attention on a GPU, as measured (mta-550m.csv)
+# Of the whole multi-token attention on a GPU, with heads mixed alone and with convolutions, as measured (mta-550m.csv,
+# mta-550m-all.csv).
+WHOLE_MATRICES = {"fwd": (6, 6), "bwd": (11, 10)}
 CONVOLUTION_COPIES, HEAD_BLOCK = {"fwd": 1, "bwd": 2, "decode": 1}, 16
 CHUNK_ROWS = 2048  # of scores at a time in the backward of the expanded form
 BAND_PITCH = 16  # numbers a row of the causal band
@@ -132,8 +134,10 @@ def longest_seq(case: Case, work: str, memory_bytes: float, multiple: int = 1024
 def _score_matrices(case: Case) -> int:
     """The scores that dense implementations store at once."""
     rows = case.window if case.pass_ == "decode" else case.seq
-    whole = (case.op, case.device, case.pass_) == ("mta", "cuda", "fwd")
-    matrices = case.heads * (WHOLE_MATRICES if whole else DENSE_MATRICES[case.device][case.pass_])
+    if (case.op, case.device) == ("mta", "cuda") and case.pass_ in WHOLE_MATRICES:
+        matrices = case.heads * WHOLE_MATRICES[case.pass_][case.operation.is_convolved]
+    else:
+        matrices = case.heads * DENSE_MATRICES[case.device][case.pass_]
     if case.device == "cpu" and (case.operation.pre_conv or case.operation.post_conv):
         matrices += math.ceil(case.heads / HEAD_BLOCK) * HEAD_BLOCK * CONVOLUTION_COPIES[case.pass_]
     return matrices * case.batch * rows * case.seq * BYTES_PER_ELEMENT[case.dtype]

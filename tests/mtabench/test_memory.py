@@ -29,9 +29,10 @@ def test_score_matrices_are_what_dense_implementations_need():
 
 
 OF_CALLS = [path for path in RESULTS.glob("*.csv") if path.stem.endswith(("fwd", "bwd"))]
+OF_CALLS += [RESULTS / name for name in ("ladder.csv", "mta-550m.csv", "mta-550m-all.csv")]
 
 
-@pytest.mark.parametrize("path", [*OF_CALLS, RESULTS / "ladder.csv", RESULTS / "mta-550m.csv"], ids=lambda x: x.stem)
+@pytest.mark.parametrize("path", OF_CALLS, ids=lambda x: x.stem)
 def test_peaks_measured_on_a_gpu_are_within_5_percent(path):
     """With the exceptions of docs/profiling.md."""
     seen = 0
@@ -40,6 +41,8 @@ def test_peaks_measured_on_a_gpu_are_within_5_percent(path):
         if row["status"] != "ok" or (case.impl, case.pass_) == ("sdpa-flash", "bwd") or case.impl == "flex":
             continue
         if path.stem == "cuda-bwd" and case.impl in ("cuda", "hopper"):
+            continue
+        if (case.op, case.impl) == ("mta", "compile") or case.pass_ == "decode":
             continue
         expected = expected_memory_bytes(case, implementation_of(case).work) / 1e6
         assert expected == pytest.approx(float(row["peak_memory_mb"]), rel=0.05), case

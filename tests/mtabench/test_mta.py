@@ -178,7 +178,9 @@ def test_a_seed_draws_the_same_rows_as_before_norm_and_gate():
 RESULTS = Path(__file__).parents[2] / "results/nvidia-h200"
 
 
-@pytest.mark.parametrize("name", ["mta-550m", "mta-all-bwd", "mta-all-fwd", "mta-mix-bwd", "mta-mix-fwd"])
+@pytest.mark.parametrize(
+    "name", ["mta-550m", "mta-550m-all", "mta-all-bwd", "mta-all-fwd", "mta-decode", "mta-mix-bwd", "mta-mix-fwd"]
+)
 def test_commands_of_committed_results_measure_the_same_cells(name):
     command = get_command(app).commands
     for row in read_file(RESULTS / f"{name}.csv").rows():
@@ -189,7 +191,7 @@ def test_commands_of_committed_results_measure_the_same_cells(name):
         known = {name: typed[name] for name in Options.__dataclass_fields__ if name in typed}
         (cell,) = make_plan(Options(words[0], **known), "cuda").cases
         assert cell_of(key_of(cell)) == cell_of(key_of_row(row))
-        assert (cell.norm, cell.gate) == ("", "")
+        assert (cell.norm, cell.gate) == (("rms", "one") if cell.op == "mta" else ("", ""))
 
 
 class TestFiles:

@@ -334,10 +334,13 @@ def test_the_page_of_benchmarks_has_what_was_measured():
 
 def test_the_page_of_benchmarks_has_the_counters_of_each_length():
     root = Path(__file__).parents[2]
-    folders = {"forward": "fwd-lengths", "decode": "decode", "forward of all parts": "mta-fwd"}
-    folders["decode of all parts"] = "mta-decode"
+    folders = {
+        "forward": "fwd-lengths", "backward": "bwd-lengths", "decode": "decode", "forward of all parts": "mta-fwd",
+        "forward of mixed heads": "mta-mix-fwd", "decode of all parts": "mta-decode",
+    }  # fmt: skip
     page = (root / "docs/benchmarks.md").read_text()
-    form = r"^\| (forward|decode)( of all parts)? \| (\d+)(?: / (\d+))? x (\d+) \| (\d+) x (\d+) \| `(\w+)` \| (.+) \|$"
+    form = r"^\| (forward|backward|decode)( of all parts| of mixed heads)? "
+    form += r"\| (\d+)(?: / (\d+))? x (\d+) \| (\d+) x (\d+) \| `(\w+)` \| (.+) \|$"
     found = re.findall(form, page, re.MULTILINE)
     assert len(found) > 12
     for call, parts, heads, kv_heads, head_dim, batch, seq, kernel, numbers in found:
