@@ -105,6 +105,8 @@ def warnings_at_end() -> Iterator[None]:
         texts[" ".join(str(message).split())] = None
 
     with warnings.catch_warnings():
+        # Of PyTorch's thread for a backward, which sets the context itself then.
+        warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA context")
         warnings.showwarning = keep  # type: ignore[assignment]
         try:
             yield

@@ -322,13 +322,14 @@ def test_what_a_kernel_warns_of_is_said_behind_the_lines_of_its_cells(mtabench, 
         "import warnings\n\nfrom torch.nn.functional import scaled_dot_product_attention\n\n\n"
         "def attention(q, k, v, *, causal, scale):\n"
         "    warnings.warn('an old\\nname')\n"
+        "    warnings.warn('Attempting to run cuBLAS, but there was no current CUDA context! It is set')\n"  # by PyTorch
         "    warnings.warn(f'{q.shape[2]} rows', RuntimeWarning)\n"
         "    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)\n"
     )
     words = [*TINY, "--seq", "16,32,48", "--out", "a.csv", "--no-plot", "--impl", "./warns.py:attention"]
     _, out, err = mtabench("fwd", *words)
     assert "[3/3]" in out
-    places = [f"Warning at {tmp_path / 'warns.py'}, line {line}: " for line in (7, 8)]
+    places = [f"Warning at {tmp_path / 'warns.py'}, line {line}: " for line in (7, 9)]
     assert err.splitlines() == [
         f"mtabench: User{places[0]}an old name",
         f"mtabench: Runtime{places[1]}16 rows (and 2 like it)",
