@@ -39,7 +39,7 @@ def reports(tmp_path_factory):
     runs = {
         "h200": RESULTS / "history/fwd-23aa81e671e0.csv",  # whose numbers the tests name; it has no samples
         "samples": RESULTS / "fwd.csv",
-        "decode": RESULTS / "decode-pages.csv",
+        "decode": RESULTS / "history/decode-pages-29390ce71324.csv",
         "whole": RESULTS / "mta-all-fwd.csv",
         "mixed": mixed_run(folder / "mixed.csv"),
         "hostile": poison(mixed_run(folder / "hostile.csv")),

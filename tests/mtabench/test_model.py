@@ -41,6 +41,7 @@ FILES = (
     "fwd", "bwd", "decode", "decode-groups", "decode-splits", "hopper-bwd", "hopper-fwd", "ladder", "long-bwd",
     "long-fwd", "cuda-fwd", "cuda-bwd", "sm80-fwd", "sm80-bwd",
 )  # fmt: skip
+GROUPS_BY_TRITON = "history/decode-groups-29390ce71324"  # the newest file with these
 
 
 def case_of(row):
@@ -61,10 +62,8 @@ def measured_cells():
 
 
 def is_of_other_kernels(file, case):
-    """Whether a file's results are of kernels of another GPU, of an earlier commit, or of those that docs except."""
-    return (file, case.impl) in (
-        ("sm80-fwd", "triton"), ("sm80-bwd", "triton"), ("cuda-bwd", "cuda"), ("decode-groups", "triton")
-    )  # fmt: skip
+    """Whether a file's results are of kernels of another GPU, or of an earlier commit."""
+    return (file, case.impl) in (("sm80-fwd", "triton"), ("sm80-bwd", "triton"), ("cuda-bwd", "cuda"))
 
 
 def test_every_modelled_cell_of_the_committed_results_is_within_25_percent():
@@ -81,8 +80,8 @@ def test_the_cuda_kernels_are_within_15_percent_forward_from_1024_tokens_on_and_
     assert [one for one in off if abs(one[-1]) > 0.15] == []
 
 
-def test_of_a_decode_of_grouped_heads_by_triton_it_predicts_21_to_30_percent_less():
-    rows = [row for row in read_file(RESULTS / "decode-groups.csv").rows() if row["impl"] == "triton"]
+def test_of_a_decode_of_four_sharing_heads_by_triton_it_predicts_21_to_30_percent_less():
+    rows = [row for row in read_file(RESULTS / f"{GROUPS_BY_TRITON}.csv").rows() if row["impl"] == "triton"]
     off = [predicted(case_of(row)).seconds * 1e3 / float(row["median_ms"]) - 1 for row in rows]
     assert off
     assert all(-0.3 < error < -0.2 for error in off)
@@ -97,7 +96,8 @@ def test_on_an_a100_it_agrees_with_the_rule_by_which_auto_takes_cuda(pass_, head
 
 
 def test_the_splits_of_auto_are_those_that_the_kernels_took():
-    rows = [row for name in ("decode", "decode-groups") for row in read_file(RESULTS / f"{name}.csv").rows()]
+    names = ("decode", "decode-groups", GROUPS_BY_TRITON)
+    rows = [row for name in names for row in read_file(RESULTS / f"{name}.csv").rows()]
     taken = {
         case_of(row): int(row["splits_used"]) for row in rows if (row["impl"], row["splits"]) == ("triton", "auto")
     }
