@@ -11,6 +11,7 @@ from mtabench.results.results_file import read_file
 
 ROOT = Path(__file__).parents[1]
 CONTIGUOUS, PAGES, CUDNN = ("cuda", ""), ("cuda", "128"), ("sdpa-cudnn", "")
+GOAL = 0.97
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +69,25 @@ def test_shares_of_several_sequences(measured):
             measured[heads, kv_heads, head_dim, batch, keys] for heads, kv_heads in ((16, 8), (32, 8), (64, 8), (64, 4))
         ]
         assert texts == [share_text(rows, one) for rows in of for one in (CONTIGUOUS, PAGES)], name
+
+
+def test_cells_that_reach_the_goal(measured):
+    page = "docs/design/cuda-decode.md"
+    lines = table(page, "query heads a KV head, head dim")
+    reached = cells = 0
+    for name, *texts in lines:
+        group, head_dim = map(int, name.split(", "))
+        expected = []
+        for several in (False, True):
+            of = [
+                rows
+                for cell, rows in measured.items()
+                if (cell[0] // cell[1], cell[2], cell[3] > 1) == (group, head_dim, several)
+            ]
+            for one in (CONTIGUOUS, PAGES):
+                shares = [share(rows, one) for rows in of]
+                enough = sum(x >= GOAL for x in shares)
+                reached, cells = reached + enough, cells + len(shares)
+                expected.append(f"{enough} of {len(shares)}, {100 * min(shares):.0f} to {100 * max(shares):.0f} %")
+        assert texts == expected, name
+    assert f"{reached} of {cells} cells reach the goal" in (ROOT / page).read_text()
