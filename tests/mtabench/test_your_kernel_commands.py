@@ -322,7 +322,7 @@ def test_what_a_kernel_warns_of_is_said_behind_the_lines_of_its_cells(mtabench, 
         "import warnings\n\nfrom torch.nn.functional import scaled_dot_product_attention\n\n\n"
         "def attention(q, k, v, *, causal, scale):\n"
         "    warnings.warn('an old\\nname')\n"
-        "    warnings.warn('Attempting to run cuBLAS, but there was no current CUDA context! It is set')\n"  # by PyTorch
+        "    warnings.warn('Attempting to run cuBLAS, but there was no current CUDA context!')\n"  # PyTorch
         "    warnings.warn(f'{q.shape[2]} rows', RuntimeWarning)\n"
         "    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)\n"
     )
