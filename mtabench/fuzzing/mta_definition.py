@@ -50,7 +50,12 @@ class MtaProblem:
     by_conv_attention: (
         bool  # whose kernels may round scaled queries, and have a backward's sums of rows from the output
     )
-    by_logsumexp: bool  # whether the forward too has probabilities from a rounded logsumexp: a decode's state is that
+    decode: bool  # whose kernels round a row's logsumexp, which is their state, and queries with the taps folded in
+
+    @property
+    def folds_taps(self) -> bool:
+        """Whether kernels may fold the taps before the softmax into the queries, and round one for each key tap."""
+        return self.decode and "pre_conv" in self.tensors
 
 
 def expected_of_mta(
@@ -207,14 +212,15 @@ class _Network:
         k, v = (y.repeat_interleave(heads // y.shape[2], 2) for y in (k, v))
         scores = self._noted(noise((q @ k.mT * problem.scale).masked_fill(~self.seen, 0)))
         if "pre_conv" in x:
-            scores = self._noted(noise(_convolved(scores, x["pre_conv"], problem.pads[0])))
+            scores = _convolved(scores, x["pre_conv"], problem.pads[0])
+            scores = self._noted(noise(self._with_folded_taps(scores, k) if problem.folds_taps else scores))
         scores = scores[..., -min(rows + self.above, scores.shape[-2]) :, :]
         if "pre_mix" in x:
             scores = self._noted(noise(_mixed(scores, x["pre_mix"].mT)))
         seen = self.seen[:, :, -scores.shape[-2] :]
         self._note_logits(scores[0].detach(), seen)
         probabilities = noise(_Softmax.apply(scores.masked_fill(~seen, -torch.inf), noise, self.mismatch))
-        if problem.by_logsumexp:
+        if problem.decode:
             probabilities = probabilities * (1 + self.mismatch * noise.uniform(self.mismatch))
         # A backward makes them again from a rounded logsumexp: by how much they differ then.
         again = probabilities.detach() * self.mismatch * noise.uniform(self.mismatch)
@@ -237,6 +243,17 @@ class _Network:
         if problem.by_conv_attention and out.requires_grad:
             out.register_hook(lambda gradient: self._note_products(gradient, out.detach()))
         return self._after(noise(out))
+
+    def _with_folded_taps(self, scores: Tensor, k: Tensor) -> Tensor:
+        """Convolved scores with what the rounding of folded queries adds to them, for each key tap another error."""
+        problem, noise, taps = self.problem, self.noise, self.x["pre_conv"]
+        pads = problem.pads[0], taps.shape[3] - 1 - problem.pads[0]
+        for b in range(taps.shape[3]):
+            folded = _convolved(self.x["q"], taps[..., b : b + 1], 0)
+            error = noise.rounded(folded, noise.rounding.relative) - folded
+            products = (error @ k.mT * problem.scale).masked_fill(~self.seen, 0)
+            scores = scores + torch.nn.functional.pad(products, pads)[..., b : b + k.shape[3]]
+        return scores
 
     def _note_products(self, gradient: Tensor, out: Tensor) -> None:
         self.noise.products = (gradient * out).norm(dim=-1, keepdim=True)
@@ -281,9 +298,8 @@ class _Network:
         k = problem.k.repeat_interleave(heads // problem.k.shape[1], 1)
         scores = (problem.q @ k.mT * problem.scale).masked_fill(~self.seen, 0)
         size2 = (problem.scale**2 * problem.q.square() @ k.square().mT).masked_fill(~self.seen, 0)
-        variance = (
-            relative2 * scores.square() + (relative2 if problem.by_conv_attention else FLOAT32_ROUNDING**2) * size2
-        )
+        of_products = relative2 if problem.by_conv_attention or problem.folds_taps else FLOAT32_ROUNDING**2
+        variance = relative2 * scores.square() + of_products * size2
         if "pre_conv" in problem.tensors:
             taps = problem.tensors["pre_conv"]
             scores, variance = (

@@ -113,7 +113,7 @@ def expected_by_mta(
         "factor": 1.0 if parts.depth is None else 1.0 - (0.8 - 0.6 * math.exp(-0.3 * parts.depth)),
         "kept": _kept(case, spans, rows) if parts.dropout else None, "dropout": parts.dropout,
         "by_conv_attention": not (parts.pre_mix or parts.post_conv or parts.post_mix),
-        "by_logsumexp": case.pass_ == "decode",
+        "decode": case.pass_ == "decode",
     }  # fmt: skip
     problem = MtaProblem(*tensors, as_groups, position, length, rows, **numbers)
     seed = case.seed * 1_000_003 + case.number

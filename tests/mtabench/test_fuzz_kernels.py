@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from emulated_decode import emulated_decode  # noqa: F401
@@ -13,6 +14,8 @@ from kernel_inputs import DEVICE
 
 from mtabench.fuzzing.cases import Constants, FuzzCase, draw_for
 from mtabench.fuzzing.draws import Target, draw
+from mtabench.fuzzing.inputs import expected, make_inputs
+from mtabench.fuzzing.mta_cases import draw_mta
 from mtabench.fuzzing.trial import Outcome, try_case
 
 SEED = 1
@@ -53,6 +56,21 @@ def test_triton() -> None:
 def test_triton_of_all_parts() -> None:
     target = Target("mta", "triton")
     assert_most_ran(assert_passes(draw(SEED, number, (target,), "cpu")) for number in MTA_CASES)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="Triton has a GPU to run on")
+@pytest.mark.parametrize("seed", [47, 89, 379])
+def test_triton_folds_taps_into_queries(seed: int) -> None:
+    """A decode rounds these queries, each key tap's apart: a huge key shows that where its products nearly cancel."""
+    drawn = draw_mta(1795805042, 27, "triton", "cuda")
+    assert drawn.parts is not None
+    assert drawn.values == "huge key"
+    parts = replace(drawn.parts, post_mix=(2, 2), norm_eps=None, depth=None, gate=(), gate_bias=False, in_float32=())
+    small = replace(drawn, heads=2, head_dim=64, batch=1, seq_len=32, lengths=(32,), query_rows=1, parts=parts)
+    plain = replace(small, form="contiguous", page_size=None, twice=False, probe="none")
+    case = replace(plain, device="cpu", seed=seed)
+    assert expected(make_inputs(case))["out"].variance.isfinite().all()
+    assert_passes(case)
 
 
 @pytest.mark.parametrize("constants", BANDED, ids=str)
