@@ -138,17 +138,17 @@ def check_probabilities(case: Case) -> list[Tensor]:
     # A logit that is nearly between two numbers may be rounded to either.
     eps = torch.finfo(case.dtype).eps * (8 if case.round_logits else 1)
     check_stored(case, out, case.probabilities(x, case.of_rows(logsumexp)), nothing, eps)
-    return [out, check_sums(case, out, sums, keys)]
+    return [out, check_sums(case, out, sums, keys, case.stored())]
 
 
-def check_sums(case: Case, out: Tensor, sums: Tensor, keys: int) -> Tensor:
-    """Of `out`, of so many keys each, where a row sees one of these; and zeros where out is stored and not seen."""
+def check_sums(case: Case, out: Tensor, sums: Tensor, keys: int, written: Tensor) -> Tensor:
+    """Of `out`, of so many keys each, of which one is `written`; and zeros where out is stored and not seen."""
     assert (out.cpu()[(case.stored() & ~case.seen()).expand_as(out)] == 0).all()
 
     def parts(x: Tensor) -> Tensor:
         return F.pad(x, (0, -case.pitch % keys)).unflatten(-1, (-1, keys))
 
-    sums = sums.cpu().where(parts(case.seen()).any(-1), 0)
+    sums = sums.cpu().where(parts(written).any(-1), 0)
     near(case, sums, parts(case.known(out.cpu())).sum(-1), 1e-5)
     return sums
 
@@ -159,14 +159,14 @@ def check_rebuilt(case: Case) -> list[Tensor]:
     logsumexp, _ = replace(case, round_logits=False).logsumexp(want.to(case.dtype))
     of_x, convolved, out = x.to(DEVICE), nothing.to(DEVICE, copy=True), nothing.to(DEVICE, copy=True)
     sums, keys = rebuild_probabilities(
-        of_x, case.taps().to(DEVICE), case.conv, case.mixings()[0].to(DEVICE), convolved, out, logsumexp.to(DEVICE),
-        case.where(), sizes=case.sizes,
+        of_x, case.mixings()[0].to(DEVICE), convolved, out, logsumexp.to(DEVICE), case.where(),
+        taps=case.taps().to(DEVICE), conv=case.conv, sizes=case.sizes,
     )  # fmt: skip
     assert torch.equal(of_x.cpu().nan_to_num(9), x.nan_to_num(9))
     check_stored(case, convolved, want, nothing, eps)
     exact = replace(case, round_logits=False).probabilities(convolved.cpu(), case.of_rows(logsumexp))
     check_stored(case, out, exact, nothing, eps)
-    return [convolved, out, check_sums(case, out, sums, keys)]
+    return [convolved, out, check_sums(case, out, sums, keys, case.seen())]
 
 
 def check_convolution(case: Case) -> list[Tensor]:

@@ -66,8 +66,8 @@ def post_heads(
 
 
 def rebuild_probabilities(
-    x: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, convolved: Tensor, out: Tensor, logsumexp: Tensor,
-    where: Rows, *, sizes: plan.WalkSizes | None = None,
+    x: Tensor, mix: Tensor, convolved: Tensor, out: Tensor, logsumexp: Tensor, where: Rows, *, taps: Tensor,
+    conv: Convolution, sizes: plan.WalkSizes | None = None,
 ) -> tuple[Tensor, int]:  # fmt: skip
     """`convolved` is `x` convolved by `taps`, `out` is `exp(mix convolved - logsumexp)`: the forward's probabilities.
 

@@ -11,6 +11,21 @@ DEVICE uint32_t spread_keys() {  // where a lane's two keys go
     return lane / 16 * 64 + lane % 4 * 16 + lane % 16 / 4 * 4;
 }
 
+// What the warp of a head does, task by task; `begin(tasks, task)` is called before each.
+template <class Begin> DEVICE void convolve_tasks(const Arguments& args, int head, const Begin& begin) {
+    take_registers();
+    const Bands<PAD, false> bands(args.taps + head * QUERY_TAPS * KEY_TAPS);
+    int turns = 0;
+#pragma unroll 1
+    for (Tasks tasks(args); tasks.exist(args); tasks.next(args)) {
+        const Task task = tasks.of_head(args, head);
+        begin(tasks, task);
+        turns = convolve_turns(
+            args, task, bands, turns, spread_keys(), [](const Segment&, int, int, bool) {}, [](const Segment&, uint32_t, int) {});
+    }
+    meet_mixers(turns);
+}
+
 // AT_ONCE keys of heads lane / 4 and 8 further.
 constexpr int AT_ONCE = 32;
 struct Mixed {

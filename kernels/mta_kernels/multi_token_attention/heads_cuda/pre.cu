@@ -77,17 +77,8 @@ struct Piece {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM) pre_heads(const __grid_constant__ Arguments args) {
     const int warp = thread_index() / 32;
+    if (warp < HEADS) return convolve_tasks(args, warp, [](const Tasks&, const Task&) {});
     int turns = 0;
-    if (warp < HEADS) {
-        take_registers();
-        const Bands<PAD, false> bands(args.taps + warp * QUERY_TAPS * KEY_TAPS);
-#pragma unroll 1
-        for (Tasks tasks(args); tasks.exist(args); tasks.next(args))
-            turns = convolve_turns(
-                args, tasks.of_head(args, warp), bands, turns, spread_keys(), [](const Segment&, int, int, bool) {},
-                [](const Segment&, uint32_t, int) {});
-        return meet_mixers(turns);
-    }
     leave_registers();
     const Weights pre(args.mix, HEADS, 1);
     const uint32_t rows = matrix_row();

@@ -10,21 +10,12 @@
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM)
     rebuild_probabilities(const __grid_constant__ Arguments args) {
     const int warp = thread_index() / 32;
-    int turns = 0;
-    if (warp < HEADS) {
-        take_registers();
-        const Bands<PAD, false> bands(args.taps + warp * QUERY_TAPS * KEY_TAPS);
-#pragma unroll 1
-        for (Tasks tasks(args); tasks.exist(args); tasks.next(args)) {
-            const Task task = tasks.of_head(args, warp);
+    if (warp < HEADS)
+        return convolve_tasks(args, warp, [&](const Tasks& tasks, const Task& task) {
             if (tasks.is_last_of_row(args))
                 store_zeros_behind(args, task, args.out), store_zeros_behind(args, task, args.convolved);
-            turns = convolve_turns(
-                args, task, bands, turns, spread_keys(), [](const Segment&, int, int, bool) {},
-                [](const Segment&, uint32_t, int) {});
-        }
-        return meet_mixers(turns);
-    }
+        });
+    int turns = 0;
     leave_registers();
     const Weights pre(args.mix, HEADS, 1);
     const uint32_t rows = matrix_row(), ones = pack<ELEMENT>(1, 1);

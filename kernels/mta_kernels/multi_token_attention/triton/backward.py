@@ -6,6 +6,7 @@ its own rows depend on, and those below which depend on them: these are computed
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -94,9 +95,10 @@ class Stages:
         """With `round_logits` where the forward's kernels have rounded its logits to q's dtype."""
         self.mixers, self.round_logits = mixers, round_logits
         self.mixings = MixingGradients(q, q.shape[1])
-        self.rebuild, self.convolve_before = None, None
-        if stages.rebuilds(operation, stages.cuda_gpu(q.device), q.dtype, q.shape[1]):
-            self.rebuild = _rebuild(operation, mixers, q)
+        self.rebuild, self.convolve_before = None, None  # one of them, where there is a convolution before
+        if mixers.pre_conv is not None and stages.rebuilds(operation, stages.cuda_gpu(q.device), q.dtype, q.shape[1]):
+            taps = mixers.pre_conv.to(q.dtype).contiguous()  # once, for all chunks
+            self.rebuild = functools.partial(rebuild_probabilities, taps=taps, conv=operation.conv)
         else:
             self.convolve_before = convolution_of(operation.pre_conv, mixers.pre_conv, q)
         self.convolve_after = convolution_of(operation.post_conv, mixers.post_conv, q)
@@ -137,11 +139,11 @@ class Stages:
             where, own = rows_of_chunk(chunk), {"above": chunk.above, "owned": chunk.owned}
             # What is rounded is to be corrected; the logsumexp of rows of the halo, too.
             corrections = torch.empty(2, *scores.shape[:3], dtype=torch.float32, device=scores.device)
-            sums = None
-            if self.rebuild is not None:
-                sums = self.rebuild(scores, convolved, probabilities, logsumexp, where)
+            sums, made = None, (probabilities, logsumexp, where)
+            if self.heads is not None and self.rebuild is not None:
+                sums = self.rebuild(scores, self.heads.pre, convolved, *made)
             elif self.heads is not None:
-                sums = self.heads.probabilities(convolved, probabilities, logsumexp, where)
+                sums = self.heads.probabilities(convolved, *made)
             mix_rows(
                 convolved, pre_mix, None, logsumexp, chunk=replace(chunk, above=0), out=probabilities,
                 corrections=corrections, round_logits=self.round_logits, sums=sums,
@@ -185,17 +187,6 @@ class Stages:
             return (grad if loss_scale is None else grad / loss_scale).to(mixer.dtype)
 
         return Mixers(*(like(grad, mixer) for grad, mixer in zip(found, self.mixers, strict=True)))
-
-
-def _rebuild(operation: Operation, mixers: Mixers, q: Tensor) -> Callable[..., tuple[Tensor, int]]:
-    """CUDA's convolution before the softmax with the mixing and the probabilities behind it."""
-    taps, mix, conv = mixers.pre_conv, mixers.pre_mix, operation.pre_conv
-    if taps is None or mix is None or conv is None:
-        raise ValueError("probabilities are made in one kernel of scores that are convolved and mixed")
-    taps, mix = (x.to(q.dtype).contiguous() for x in (taps, mix))  # once, for all chunks
-    return lambda x, convolved, out, logsumexp, where: rebuild_probabilities(
-        x, taps, conv, mix, convolved, out, logsumexp, where
-    )
 
 
 def _mixings(
