@@ -23,9 +23,10 @@ from mtabench.problem.work import pairs
 
 # Calibrated on results/nvidia-h200/experiments/mta-decode.csv: seconds until a kernel reads a cache as fast as it can,
 # and after that; scores of older rows a second, of which the kernels beside it hide a third; seconds to add a program's
-# partial output; and the keys of a program, of which there are so many at most. CUDA's have one an SM.
+# partial output; and the keys of a program, of which there are so many at most. CUDA's have one an SM; their
+# start is of mta-decode.csv and mta-550m-all.csv, too.
 START_S, EARLY, MERGE_S = 3.8e-6, 4.5e11, 5.7e-9
-CUDA_START_S, BAND_S = 3.0e-6, 1.5e-6
+CUDA_START_S, BAND_S = 2.2e-6, 1.5e-6
 PROGRAM_KEYS, MOST_PROGRAMS = 128, 512
 SUM_BYTES = 4  # of a float32
 

@@ -114,7 +114,7 @@ def test_pictures_that_nobody_could_read_are_not_drawn(mtabench, tmp_path):
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
-@pytest.mark.parametrize("width", [60, 100, 200])
+@pytest.mark.parametrize("width", [60, 100, 180, 200])
 def test_results_of_the_repository_fit_and_lose_no_row(mtabench, monkeypatch, kept, width):
     monkeypatch.setenv("COLUMNS", str(width))
     code, out, _ = mtabench("show", kept)
@@ -122,7 +122,7 @@ def test_results_of_the_repository_fit_and_lose_no_row(mtabench, monkeypatch, ke
     lines = out.split("\n")
     assert max(cell_len(line) for line in lines[1:]) <= width  # the first has the path
     assert len(table(out)[1]) == len(kept.read_text().splitlines()) - 1
-    assert ("left out for" in out) == (width < 200)
+    assert ("left out for" in out) == (width < (200 if kept.name == "decode-pages.csv" else 180))  # it has six axes
 
 
 def test_what_does_not_fit_stands_above_its_rows(mtabench, monkeypatch, tmp_path):
