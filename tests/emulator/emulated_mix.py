@@ -52,5 +52,7 @@ def emulated_mix(monkeypatch: pytest.MonkeyPatch) -> MixEmulator:
         monkeypatch.setattr(module, "_launches", {})
         monkeypatch.setattr(module, cached, getattr(module, cached).__wrapped__)
         monkeypatch.setattr(module, "tensor_map", tensor_map)
-    monkeypatch.setattr(logits, "sm_count", lambda device: found.multiprocessors)
+    monkeypatch.setattr(
+        logits, "clusters_at_once", lambda constants, device: max(1, found.multiprocessors // constants.cluster)
+    )
     return found

@@ -391,6 +391,11 @@ void send(int size, int rank, uint32_t address, const void* from, int bytes, uin
     }));
     progress++;
 }
+void copy_tile_to_blocks(int size, uint16_t blocks, uint32_t destination, const void* map, uint32_t barrier, int x, int y, int z,
+                         int w) {
+    for (int rank = 0; rank < size; rank++)
+        if (blocks >> rank & 1) done_in(in_cluster(size, rank), [=] { copy_tile(destination, map, barrier, x, y, z, w); });
+}
 void copy_to_block(int size, int rank, uint32_t destination, uint32_t source, int bytes, uint32_t barrier) {
     Block* const other = in_cluster(size, rank);
     block->copies.push_back(Task::of([=] {

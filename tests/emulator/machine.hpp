@@ -75,6 +75,8 @@ void meet_cluster(int size);
 void barrier_arrive(uint32_t barrier, int size, int rank);
 void barrier_expect(uint32_t barrier, int bytes, int size, int rank);
 void send(int size, int rank, uint32_t address, const void* from, int bytes, uint32_t barrier);  // up to 16
+void copy_tile_to_blocks(int size, uint16_t blocks, uint32_t destination, const void* map, uint32_t barrier, int x, int y, int z,
+                         int w);
 void copy_to_block(int size, int rank, uint32_t destination, uint32_t source, int bytes, uint32_t barrier);
 
 // What the threads of a warp bring to an instruction that they execute together, which is done for all of them.

@@ -71,10 +71,11 @@ def test_equal_logits(gpu) -> None:
     case.check()
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [(16, 128), (10, 128), (3, 96), (1, 80)])
-def test_clusters_that_share_a_tile(gpu, heads: int, head_dim: int) -> None:
-    gpu.multiprocessors, gpu.seed = 4, heads
-    make_case(heads=heads, rows=90, keys=150, head_dim=head_dim).check()
+@pytest.mark.parametrize(("heads", "head_dim", "rows"), [(16, 128, 90), (10, 128, 150), (3, 96, 60), (1, 80, 130)])
+def test_blocks_that_share_tiles_and_keys(gpu, heads: int, head_dim: int, rows: int) -> None:
+    """Clusters whose second tile has rows, some or none."""
+    gpu.multiprocessors, gpu.seed = 8, heads
+    make_case(heads=heads, rows=rows, keys=170, head_dim=head_dim).check()
 
 
 def test_a_row_with_one_key_has_one(gpu) -> None:
@@ -91,14 +92,15 @@ def test_a_row_with_one_key_has_one(gpu) -> None:
         ("logits_scores.cuh", "barrier_wait(block.used(group, i), round & 1 ^ 1);", ""),
         ("logits_scores.cuh", "own.wait_until_empty(buffer, count / BUFFERS & 1 ^ 1);", ""),
         ("logits_scores.cuh", "                wait(i);\n                if (warp / 2", "                if (warp / 2"),
+        ("logits_scores.cuh", "arrive_in_block(block.rank(lane,", "arrive_in_block(block.rank(0,"),
         ("logits_mix.cuh", "            own.wait(count);", ""),
         ("logits_mix.cuh", "if (Masked) hide(x[i], key, row);", ""),
         ("logits_mix.cuh", "        __syncwarp();  // the next piece begins with other sums", ""),
         ("logits_mix.cuh", "if (first) scale_kept(row, 0, key, factors[0]);", ""),
         ("logits.cu", "if (!__any_sync(~0u, one.x != greatest)) continue;", "continue;"),
     ],
-    ids=["keys over keys", "scores over scores", "no wait for queries", "no wait for scores", "hidden keys",
-         "sums of the next piece", "kept as they were", "pieces of their own"],
+    ids=["keys over keys", "scores over scores", "no wait for queries", "keys over those of another tile",
+         "no wait for scores", "hidden keys", "sums of the next piece", "kept as they were", "pieces of their own"],
 )  # fmt: skip
 def test_the_emulator_finds_what_a_gpu_may_hide(gpu, monkeypatch, tmp_path, name, line, instead) -> None:
     plant(monkeypatch, logits, tmp_path / "mix_cuda", name, line, instead)

@@ -32,6 +32,21 @@ def load(code: bytes, name: str, shared_memory: int, device: int) -> ctypes.c_vo
     return ctypes.c_void_p(int(kernel))
 
 
+def clusters_at_once(kernel: ctypes.c_void_p, cluster: int, threads: int, shared_memory: int, device: int) -> int:
+    """Clusters of so many blocks that a device runs at the same time, one at least."""
+    from cuda.bindings import driver
+
+    shape = driver.CUlaunchAttribute()
+    shape.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    shape.value.clusterDim.x, shape.value.clusterDim.y, shape.value.clusterDim.z = cluster, 1, 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes, config.attrs, config.numAttrs = shared_memory, [shape], 1
+    with torch.cuda.device(device):
+        return max(1, checked(driver.cuOccupancyMaxActiveClusters(driver.CUfunction(kernel.value), config)))
+
+
 @functools.cache
 def cuda_release() -> int:
     """The newest CUDA release that the driver knows, such as 13."""

@@ -15,8 +15,9 @@
 //
 // A step, 32768 scores, takes of an SM: 3700 cycles of memory (at 4.1 TB/s); 2048 of the units for powers of two; 1024 of
 // the tensor cores for scores and about 500 for mixing; of shared memory 512 for keys, 1024 for planes; 1900 instructions
-// of each quarter. With more heads' queries than registers hold, a cluster of two blocks shares a tile: each multiplies
-// half of the heads for all rows, and mixes half of the rows.
+// of each quarter. With more heads' queries than registers hold, two blocks share a tile: each multiplies half of the heads
+// for all rows, and mixes half of the rows. There L2 bounds the kernel, so a cluster has two tiles, whose blocks take each
+// other's keys: every key comes from L2 once for 128 rows.
 #include <logits_mix.cuh>
 #include <logits_scores.cuh>
 
@@ -24,7 +25,7 @@ extern "C" __global__ void IN_CLUSTERS MAXIMUM_THREADS(THREADS)
     mix_logits(const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
                const __grid_constant__ Arguments args) {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);  // uniform, so that addresses stay scalar
-    const Block block{shared_memory(), (int)blockIdx.x % CLUSTER, (int)blockIdx.x / CLUSTER};
+    const Block block;
     block.prepare();
     if (warp < 4 * SCORE_GROUPS) {
         allocate_registers<SCORE_REGISTERS>();
@@ -47,7 +48,7 @@ extern "C" __global__ void IN_CLUSTERS MAXIMUM_THREADS(THREADS)
 extern "C" __global__ void finish_logits(const __grid_constant__ Arguments args) {
     const int64_t all = (int64_t)args.batch * HEADS * args.rows;
     const int64_t number = (int64_t)blockIdx.x * FINISH_THREADS + threadIdx.x, index = min(number, all - 1);
-    const int row = (int)(index % args.rows), tile = row / TILE_ROWS;
+    const int row = (int)(index % args.rows), tile = row / CLUSTER_ROWS;
     const int sequence = (int)(index / args.rows / HEADS), head = (int)(index / args.rows % HEADS);
     int unit = args.units / args.batch * sequence;
     for (int i = 0; i < tile; i++) unit += blocks_of(args, i);

@@ -15,7 +15,6 @@ from torch import Tensor
 from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.hopper.source import Product
 from mta_kernels.conv_attention.hopper.tensor_maps import has_describable_strides, tensor_map
-from mta_kernels.gpu_limits import sm_count
 from mta_kernels.multi_token_attention.mix_cuda.shapes import headers, shape_unsupported
 from mta_kernels.multi_token_attention.rows_cuda.rows import Matrix
 from mta_kernels.nvrtc import driver
@@ -39,29 +38,45 @@ class LogitConstants:
     head_dim: int
 
     @property
-    def cluster(self) -> int:
+    def split(self) -> int:
         """Blocks that share a tile of rows, each with the queries of some heads."""
         return 1 if self.head_dim <= 64 else 2
 
     @property
+    def tiles(self) -> int:
+        """Tiles of a cluster, which take the same keys."""
+        return self.split
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.split * self.tiles
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a cluster."""
+        return self.tiles * TILE_ROWS
+
+    @property
     def buffers(self) -> int:
         """Of a step's scores of a block's rows."""
-        return 2 * self.cluster
+        return 2 * self.split
 
     @property
     def shared_memory(self) -> int:
         """Bytes of a block, as logits_layout.cuh lays them out."""
-        rows, slabs = TILE_ROWS // self.cluster, -(-self.head_dim // 64)
+        rows, slabs = TILE_ROWS // self.split, -(-self.head_dim // 64)
         planes = 16 * (rows * STEP_KEYS * 2 + 16)
-        stages = 2 * -(-self.heads // (2 * self.cluster))
+        stages = 2 * -(-self.heads // (2 * self.split))
         barriers = 2 * stages + self.buffers * (rows // 16 + 4)
         return stages * slabs * STEP_KEYS * 128 + self.buffers * planes + rows * 128 + barriers * 8
 
     @property
     def source(self) -> Source:
         constants = {
-            "HEADS": self.heads, "HEAD_DIM": self.head_dim, "CLUSTER": self.cluster,
-            "BUFFERS": self.buffers, "BULK": 1, "BYTES": self.shared_memory, "FINISH_THREADS": FINISH_THREADS,
+            "HEADS": self.heads, "HEAD_DIM": self.head_dim, "SPLIT": self.split, "TILES": self.tiles,
+            "CLUSTER": self.cluster, "BUFFERS": self.buffers, "BULK": 1, "BYTES": self.shared_memory,
+            "FINISH_THREADS": FINISH_THREADS,
         }  # fmt: skip
         found = headers([Product(STEP_KEYS, "Bfloat16", "fragments")], *HEADERS)
         return Source(FOLDER / "logits.cu", "sm_90a", constants, found)
@@ -97,14 +112,14 @@ class Deal:
 
 @functools.lru_cache(256)
 def dealt_out(
-    batch: int, rows: int, first_position: int, keys: int, pitch: int, causal: bool, workers: int
+    batch: int, rows: int, tile: int, first_position: int, keys: int, pitch: int, causal: bool, workers: int
 ) -> Deal:  # fmt: skip
-    """Evenly to `workers` clusters, or fewer where there is little to do."""
+    """Evenly to `workers` clusters, of `tile` rows at a time, or fewer where there is little to do."""
     most_blocks = pitch // BLOCK_KEYS if causal else -(-keys // BLOCK_KEYS)
-    blocks = [most_blocks] * -(-rows // TILE_ROWS)
+    blocks = [most_blocks] * -(-rows // tile)
     if causal:
-        seen = (first_position + TILE_ROWS - 1) // BLOCK_KEYS + 1
-        blocks = [min(seen + tile, most_blocks) for tile in range(len(blocks))]
+        last = range(first_position + tile - 1, first_position + tile * len(blocks), tile)
+        blocks = [min(position // BLOCK_KEYS + 1, most_blocks) for position in last]
     units = batch * sum(blocks)
     workers = max(1, min(workers, units // LEAST_BLOCKS))
     return Deal(units, most_blocks, workers, max(blocks) // (units // workers) + 2)
@@ -130,8 +145,8 @@ def keep_logits(
         return
     constants = constants_for(heads, q.shape[3])
     first_position = k.shape[2] - q.shape[2] + first_row
-    workers = workers or sm_count(q.device) // constants.cluster
-    deal = dealt_out(batch, rows, first_position, keys, pitch, causal, workers)
+    workers = workers or clusters_at_once(constants, q.device)
+    deal = dealt_out(batch, rows, constants.rows, first_position, keys, pitch, causal, workers)
     parts = torch.empty(deal.most_parts * 2 * scales.numel(), dtype=torch.float32, device=q.device)
     key = (
         q.data_ptr(), q.shape, q.stride(), k.data_ptr(), k.shape, k.stride(),
@@ -177,6 +192,13 @@ def _check(q: Tensor, k: Tensor, kept: Tensor, scales: Tensor, keys: int) -> Non
     for x in (q, k):
         if not has_describable_strides(x) or x.data_ptr() % 16:
             raise ValueError(f"strides {x.stride()} of q or k are not for the copy engine; expected `rows_of` of it")
+
+
+@functools.cache
+def clusters_at_once(constants: LogitConstants, device: torch.device) -> int:
+    """That a GPU runs at the same time: more would come after the others."""
+    mix, _ = kernels(constants, device)
+    return driver.clusters_at_once(mix, constants.cluster, THREADS, constants.shared_memory, device.index)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 // What logits.cu is given, how its work is shared out, and what is where in shared memory.
 //
-// Constants come from the compiler's command line: HEADS up to 16, HEAD_DIM a multiple of 16, CLUSTER blocks that share a
-// tile, each with its part of the heads' queries, BUFFERS of scores.
+// Constants come from the compiler's command line: HEADS up to 16, HEAD_DIM a multiple of 16, BUFFERS of scores. A cluster has
+// TILES tiles of 64 rows, all of which take the same keys, and SPLIT blocks a tile, each with its part of the heads' queries.
 #pragma once
 #include <mix_instructions.cuh>
 #include <matrix.cuh>
@@ -9,15 +9,16 @@
 constexpr float LOG2_E = 1.44269504f, LOG_2 = 0.693147181f;
 
 using Element = Bfloat16;
-constexpr int TILE_ROWS = 64, BLOCK_KEYS = 64, STEP_KEYS = 32;
+constexpr int TILE_ROWS = 64, CLUSTER_ROWS = TILES * TILE_ROWS, BLOCK_KEYS = 64, STEP_KEYS = 32;
 constexpr int SCORE_GROUPS = 2, MIX_WARPS = 4;  // warp groups that multiply, and warps that mix
 constexpr int COPY_WARP = 4 * SCORE_GROUPS + MIX_WARPS, THREADS = 32 * (COPY_WARP + 4);
-constexpr int SCORE_REGISTERS = CLUSTER == 1 ? 184 : 176, MIX_REGISTERS = 120;  // all begin with 128
+constexpr int SCORE_REGISTERS = SPLIT == 1 ? 184 : 176, MIX_REGISTERS = 120;  // all begin with 128
 constexpr int COPY_REGISTERS = 512 - 2 * SCORE_REGISTERS - MIX_REGISTERS;
 constexpr int DEPTH_STEPS = HEAD_DIM / 16, SLABS = (HEAD_DIM + 63) / 64;
-constexpr int OWN_HEADS = (HEADS + SCORE_GROUPS * CLUSTER - 1) / (SCORE_GROUPS * CLUSTER);  // of a warp group
-constexpr int BLOCK_ROWS = TILE_ROWS / CLUSTER, MIX_ROWS = BLOCK_ROWS / MIX_WARPS;  // that a block and a warp mix
+constexpr int OWN_HEADS = (HEADS + SCORE_GROUPS * SPLIT - 1) / (SCORE_GROUPS * SPLIT);  // of a warp group
+constexpr int BLOCK_ROWS = TILE_ROWS / SPLIT, MIX_ROWS = BLOCK_ROWS / MIX_WARPS;  // that a block and a warp mix
 constexpr int ROW_GROUPS = BLOCK_ROWS / 16;  // rows that one warp of a warp group multiplies
+static_assert(CLUSTER == SPLIT * TILES && TILES <= SCORE_GROUPS, "a block copies for all tiles the keys of one warp group's heads");
 static_assert(HEADS <= 16 && HEAD_DIM % 16 == 0 && OWN_HEADS * DEPTH_STEPS <= 32, "queries lie in registers");
 
 // Shared memory, in bytes from its start. A plane has a step's scores of a head, the block's rows of 32 keys: its size lets
@@ -26,12 +27,13 @@ static_assert(HEADS <= 16 && HEAD_DIM % 16 == 0 && OWN_HEADS * DEPTH_STEPS <= 32
 constexpr int SLAB = STEP_KEYS * 128, STAGE = SLABS * SLAB;
 constexpr int PLANE = BLOCK_ROWS * STEP_KEYS * 2 + 16, PLANES = 16 * PLANE;
 constexpr int STAGES_AT = 0;
-constexpr int PLANES_AT = STAGES_AT + SCORE_GROUPS * OWN_HEADS * STAGE;
+constexpr int STAGES = SCORE_GROUPS * OWN_HEADS;
+constexpr int PLANES_AT = STAGES_AT + STAGES * STAGE;
 constexpr int REFERENCES_AT = PLANES_AT + BUFFERS * PLANES;  // [BLOCK_ROWS, 8] pairs: heads h and h + 8
 constexpr int SUMS_AT = REFERENCES_AT + BLOCK_ROWS * 64;  // the same of sums
 constexpr int COME_AT = SUMS_AT + BLOCK_ROWS * 64;              // [SCORE_GROUPS, OWN_HEADS]: a stage is full
-constexpr int USED_AT = COME_AT + SCORE_GROUPS * OWN_HEADS * 8;  // [SCORE_GROUPS, OWN_HEADS]: it may be filled
-constexpr int FULL_AT = USED_AT + SCORE_GROUPS * OWN_HEADS * 8;  // [BUFFERS, ROW_GROUPS]: scores have come
+constexpr int USED_AT = COME_AT + STAGES * 8;  // the same: it may be filled
+constexpr int FULL_AT = USED_AT + STAGES * 8;  // [BUFFERS, ROW_GROUPS]: scores have come
 constexpr int EMPTY_AT = FULL_AT + BUFFERS * ROW_GROUPS * 8;               // [BUFFERS, 4]: they may come
 constexpr int SHARED_BYTES = EMPTY_AT + BUFFERS * 4 * 8;
 static_assert(SHARED_BYTES == BYTES, "as in logits.py");
@@ -49,10 +51,10 @@ struct Arguments {
     int batch, rows, first_row, first_position, keys, causal, group, most_blocks, workers, most_parts;
 };
 
-// A tile of rows goes over blocks of keys, and all blocks of all tiles are dealt out evenly to clusters, in their order.
+// A cluster's rows, here a tile, go over blocks of keys, and all blocks of all tiles are dealt out evenly to clusters, in order.
 
 DEVICE int blocks_of(const Arguments& args, int tile) {
-    const int seen = (args.first_position + tile * TILE_ROWS + TILE_ROWS - 1) / BLOCK_KEYS + 1;
+    const int seen = (args.first_position + tile * CLUSTER_ROWS + CLUSTER_ROWS - 1) / BLOCK_KEYS + 1;
     return args.causal ? min(seen, args.most_blocks) : args.most_blocks;
 }
 DEVICE int first_unit(const Arguments& args, int worker) { return (int)((int64_t)worker * args.units / args.workers); }
@@ -90,13 +92,24 @@ struct Piece {
     }
 };
 
-DEVICE int head_of(int i, int group, int rank) { return (i * SCORE_GROUPS + group) * CLUSTER + rank; }
-DEVICE bool is_head(int head) { return HEADS % (SCORE_GROUPS * CLUSTER) == 0 || head < HEADS; }
+DEVICE int head_of(int i, int group, int part) { return (i * SCORE_GROUPS + group) * SPLIT + part; }
+DEVICE bool is_head(int head) { return HEADS % (SCORE_GROUPS * SPLIT) == 0 || head < HEADS; }
 
 // A block's shared memory and its mbarriers.
 struct Block {
     uint32_t shared;
-    int rank, worker;
+    int tile, part, worker;  // its tile of the cluster's, and its part of this tile's heads and rows
+
+    DEVICE Block() : shared(shared_memory()) {
+        tile = (int)blockIdx.x % CLUSTER / SPLIT, part = (int)blockIdx.x % SPLIT, worker = (int)blockIdx.x / CLUSTER;
+    }
+    DEVICE int first_row(const Piece& piece) const { return piece.tile * CLUSTER_ROWS + tile * TILE_ROWS; }
+    static DEVICE int rank(int tile, int part) { return tile * SPLIT + part; }  // of a block in the cluster
+    DEVICE uint16_t of_all_tiles() const {  // a bit a block: those with this part of the heads
+        uint16_t blocks = 0;
+        for (int i = 0; i < TILES; i++) blocks |= 1 << rank(i, part);
+        return blocks;
+    }
 
     DEVICE uint32_t stage(int group, int i) const { return shared + STAGES_AT + (group * OWN_HEADS + i) * STAGE; }
     DEVICE uint32_t come(int group, int i) const { return shared + COME_AT + (group * OWN_HEADS + i) * 8; }
@@ -107,8 +120,8 @@ struct Block {
 
     DEVICE void prepare() const {  // by all threads
         if (threadIdx.x == 0) {
-            for (int i = 0; i < SCORE_GROUPS * OWN_HEADS; i++) barrier_init(come(0, i), 1), barrier_init(used(0, i), 4);
-            for (int i = 0; i < BUFFERS * ROW_GROUPS; i++) barrier_init(shared + FULL_AT + i * 8, SCORE_GROUPS * CLUSTER);
+            for (int i = 0; i < STAGES; i++) barrier_init(shared + COME_AT + i * 8, 1), barrier_init(shared + USED_AT + i * 8, 4 * TILES);
+            for (int i = 0; i < BUFFERS * ROW_GROUPS; i++) barrier_init(shared + FULL_AT + i * 8, SCORE_GROUPS * SPLIT);
             for (int i = 0; i < BUFFERS * 4; i++) barrier_init(shared + EMPTY_AT + i * 8, 16 / MIX_ROWS);
             barrier_init_done();
         }

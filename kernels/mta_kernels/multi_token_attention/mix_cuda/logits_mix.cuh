@@ -39,10 +39,10 @@ struct MixWarp {
         sums_at = references_at + SUMS_AT - REFERENCES_AT;
     }
 
-    DEVICE int first_row() const { return block.rank * BLOCK_ROWS + warp * MIX_ROWS; }  // of the tile
+    DEVICE int first_row(const Piece& piece) const { return block.first_row(piece) + block.part * BLOCK_ROWS + warp * MIX_ROWS; }
 
     DEVICE void begin(const Piece& piece) {
-        const int row = piece.tile * TILE_ROWS + first_row();
+        const int row = first_row(piece);
         rows = max(0, min(MIX_ROWS, args.rows - row)), position = args.first_position + row;
         first_key = piece.first * BLOCK_KEYS;
         kept = args.kept + (((int64_t)piece.sequence * HEADS + lane / 4) * args.rows + row) * args.pitch + lane % 4 * 8;
@@ -191,7 +191,7 @@ struct MixWarp {
 
     DEVICE void store_sums(const Piece& piece) const {
         const int64_t first = (int64_t)piece.part * args.batch + piece.sequence;
-        float2* parts = args.parts + (first * HEADS + lane / 4) * args.rows + piece.tile * TILE_ROWS + first_row();
+        float2* parts = args.parts + (first * HEADS + lane / 4) * args.rows + first_row(piece);
 #pragma unroll 1
         for (int row = 0; row < rows; row++) {
             if (lane % 4 != 0) continue;
@@ -204,7 +204,7 @@ struct MixWarp {
 
     DEVICE void wait(int count) const {
         const uint32_t barrier = block.full(count % BUFFERS, warp * MIX_ROWS / 16);
-#if CLUSTER > 1
+#if SPLIT > 1
         barrier_wait_cluster(barrier, count / BUFFERS & 1);
 #else
         barrier_wait(barrier, count / BUFFERS & 1);
@@ -212,9 +212,9 @@ struct MixWarp {
     }
     DEVICE void release(int count) const {
         __syncwarp();
-        const int rows_of = block.rank * ROW_GROUPS + warp * MIX_ROWS / 16;
-#if CLUSTER > 1
-        if (lane < CLUSTER) arrive_in_block(lane, block.empty(count % BUFFERS, rows_of));
+        const int rows_of = block.part * ROW_GROUPS + warp * MIX_ROWS / 16;
+#if SPLIT > 1
+        if (lane < SPLIT) arrive_in_block(block.rank(block.tile, lane), block.empty(count % BUFFERS, rows_of));
 #else
         if (lane == 0) barrier_arrive(block.empty(count % BUFFERS, rows_of));
 #endif

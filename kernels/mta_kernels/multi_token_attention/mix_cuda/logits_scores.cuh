@@ -2,33 +2,38 @@
 #pragma once
 #include <logits_layout.cuh>
 
-// The copying thread: of each head the queries of a tile, in two halves, then its keys step by step.
+// The copying thread: of each head the queries of a tile, in two halves, then its keys step by step. With several tiles, tile t's
+// block copies keys of warp group t's heads to the blocks of all tiles. Stages are filled at the same rounds in all of them.
 DEVICE void copy_queries_and_keys(const Arguments& args, const Block& block, const TensorMap* query_map,
                                   const TensorMap* key_map) {
     int round = 0;  // of the stages
-    const auto copy = [&](const TensorMap* map, int row, int group_of_heads, int sequence) {
+    const auto copy = [&](const TensorMap* map, int row, int group_of_heads, int sequence, bool for_all_tiles) {
 #pragma unroll 1
         for (int i = 0; i < OWN_HEADS; i++)
 #pragma unroll 1
             for (int group = 0; group < SCORE_GROUPS; group++) {
-                const int head = head_of(i, group, block.rank);
+                const int head = head_of(i, group, block.part);
                 if (!is_head(head)) continue;
                 barrier_wait(block.used(group, i), round & 1 ^ 1);
                 barrier_expect(block.come(group, i), STAGE);
-                for (int slab = 0; slab < SLABS; slab++)
-                    copy_tile(block.stage(group, i) + slab * SLAB, map, block.come(group, i), slab * 64, row,
-                              head / group_of_heads, sequence);
+                if (for_all_tiles && block.tile != group) continue;
+                for (int slab = 0; slab < SLABS; slab++) {
+                    const uint32_t at = block.stage(group, i) + slab * SLAB, come = block.come(group, i);
+                    const int column = slab * 64, head_of_map = head / group_of_heads;
+                    if (for_all_tiles) copy_tile_to_blocks(block.of_all_tiles(), at, map, come, column, row, head_of_map, sequence);
+                    else copy_tile(at, map, come, column, row, head_of_map, sequence);
+                }
             }
         round++;
     };
 #pragma unroll 1
     for (Piece piece(args, block.worker); piece.any(); piece.next(args, block.worker)) {
-        const int row = args.first_row + piece.tile * TILE_ROWS;
-        copy(query_map, row, 1, piece.sequence);
-        copy(query_map, row + 32, 1, piece.sequence);
+        const int row = args.first_row + block.first_row(piece);
+        copy(query_map, row, 1, piece.sequence, false);
+        copy(query_map, row + 32, 1, piece.sequence, false);
         const int steps = piece.steps();
 #pragma unroll 1
-        for (int step = 0; step < steps; step++) copy(key_map, piece.key(step), args.group, piece.sequence);
+        for (int step = 0; step < steps; step++) copy(key_map, piece.key(step), args.group, piece.sequence, TILES > 1);
     }
 }
 
@@ -45,13 +50,17 @@ struct ScoreWarp {
     DEVICE ScoreWarp(const Block& block, int group, int thread)
         : block(block), group(group), warp(thread / 32), lane(thread % 32) {
         keys = moved(operand(block.stage(group, 0), 16, 1024, SWIZZLE_128), 0);
-        row_at = head_of(0, group, block.rank) * PLANE + (warp % ROW_GROUPS * 16 + lane / 4) * STEP_KEYS * 2 + lane % 4 * 16;
+        row_at = head_of(0, group, block.part) * PLANE + (warp % ROW_GROUPS * 16 + lane / 4) * STEP_KEYS * 2 + lane % 4 * 16;
     }
-    DEVICE bool has(int i) const { return is_head(head_of(i, group, block.rank)); }
-    DEVICE int mixer() const { return warp / ROW_GROUPS; }  // the block that mixes this warp's rows
+    DEVICE bool has(int i) const { return is_head(head_of(i, group, block.part)); }
+    DEVICE int mixer() const { return block.rank(block.tile, warp / ROW_GROUPS); }  // the block that mixes this warp's rows
     DEVICE void wait(int i) const { barrier_wait(block.come(group, i), round & 1); }
     DEVICE void release(int i) const {
+#if TILES > 1
+        if (lane < TILES) arrive_in_block(block.rank(lane, block.part), block.used(group, i));
+#else
         if (lane == 0) barrier_arrive(block.used(group, i));
+#endif
     }
 
     // This warp's 16 rows of the heads' queries, which come in two halves of 32 rows.
@@ -101,7 +110,7 @@ struct ScoreWarp {
             for (int b = 0; b < 4; b++)
                 pairs[b] = pack<Element>(scores[4 * b + 2 * half] * scale, scores[4 * b + 2 * half + 1] * scale);
             const uint4 values = {pairs[0], pairs[1], pairs[2], pairs[3]};
-#if CLUSTER > 1
+#if SPLIT > 1
             send(mixer(), at + half * 8 * STEP_KEYS * 2, values, full(buffer));
 #else
             store_shared(at + half * 8 * STEP_KEYS * 2, values);
@@ -115,7 +124,7 @@ struct ScoreWarp {
     DEVICE void fill(int buffer) const {
         __syncwarp();
         if (lane != 0) return;
-#if CLUSTER > 1
+#if SPLIT > 1
         int heads = 0;
 #pragma unroll
         for (int i = 0; i < OWN_HEADS; i++) heads += has(i);

@@ -31,6 +31,14 @@ DEVICE void expect_in_block(int rank, uint32_t barrier, int bytes) {
 DEVICE void arrive_in_block(int rank, uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_block(rank, barrier)) : "memory");
 }
+// `copy_tile` to the same place in each block of the cluster that has its bit set in `blocks`, counted by each one's barrier.
+DEVICE void copy_tile_to_blocks(uint16_t blocks, uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y, int z,
+                                int w) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w),
+        "h"(blocks) : "memory");
+}
 // Bytes of this block's shared memory, in units of 16, counted by a barrier of that block.
 DEVICE void copy_to_block(int rank, uint32_t destination, uint32_t source, int bytes, uint32_t barrier) {
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

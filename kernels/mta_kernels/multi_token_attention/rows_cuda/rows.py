@@ -182,16 +182,10 @@ def clusters_at_once(plan: RowPlan, device: torch.device) -> int:
     from cuda.bindings import driver as cuda
 
     constants = plan.constants
-    function = cuda.CUfunction(kernel(constants, device).value)
+    loaded = kernel(constants, device)
+    if constants.cluster > 1:
+        return driver.clusters_at_once(loaded, constants.cluster, constants.threads, plan.shared_memory, device.index)
+    function = cuda.CUfunction(loaded.value)
     with torch.cuda.device(device):
-        if constants.cluster == 1:
-            found = cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, constants.threads, plan.shared_memory)
-            return max(1, driver.checked(found) * sm_count(device))
-        shape = cuda.CUlaunchAttribute()
-        shape.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        shape.value.clusterDim.x, shape.value.clusterDim.y, shape.value.clusterDim.z = constants.cluster, 1, 1
-        config = cuda.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = constants.cluster, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = constants.threads, 1, 1
-        config.sharedMemBytes, config.attrs, config.numAttrs = plan.shared_memory, [shape], 1
-        return max(1, driver.checked(cuda.cuOccupancyMaxActiveClusters(function, config)))
+        found = cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, constants.threads, plan.shared_memory)
+        return max(1, driver.checked(found) * sm_count(device))
