@@ -87,17 +87,34 @@ def test_the_order_of_threads_changes_nothing(gpu) -> None:
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
-@pytest.mark.parametrize("page_size", [128, 256])
-def test_pages(gpu, page_size: int) -> None:
-    gpu.multiprocessors = 2
-    inputs = make_decode([16, 65, 290], 16, 1, 128, (6, 11), BF16)
+def run_in_pages(inputs: tuple[Tensor, ...], page_size: int, **options) -> Tensor:
     q, k, v, weight, lengths = inputs
     (k_pages, table), (v_pages, _) = paged(k, page_size), paged(v, page_size)
     used = -(-lengths // page_size)
     table[torch.arange(table.shape[1], device=DEVICE) >= used[:, None]] = 2**30  # such entries are never read
-    got = run((q, k_pages, v_pages, weight, lengths), block_table=table)
-    assert_decodes(got, *inputs, rounding=4)
+    return run((q, k_pages, v_pages, weight, lengths), block_table=table, **options)
+
+
+@pytest.mark.parametrize("page_size", [128, 256])
+def test_pages(gpu, page_size: int) -> None:
+    gpu.multiprocessors = 2
+    inputs = make_decode([16, 65, 290], 16, 1, 128, (6, 11), BF16)
+    assert_decodes(run_in_pages(inputs, page_size), *inputs, rounding=4)
     assert gpu.described == 1
+
+
+@pytest.mark.parametrize(("group", "head_dim", "taps"), [(3, 64, (8, 16)), (16, 128, (6, 11))], ids=str)
+def test_shares_begin_behind_a_page(gpu, monkeypatch, tmp_path, group: int, head_dim: int, taps: tuple[int, int]):
+    """So one of 128 keys has two tiles, wherever it is: in the emulator no program takes a third."""
+    if not ON_GPU:
+        count = "(stop + DELAY - first_column + KEYS - 1) / KEYS"
+        plant(monkeypatch, hopper_plan, tmp_path / "cuda_decode", "hopper_layout.cuh", count, f"min({count}, 2)")
+    monkeypatch.setattr(hopper_plan, "FEWEST_KEYS", 0)
+    gpu.multiprocessors = 8
+    for lengths, splits in (([512, 528, 497, 450, 130, 5], 4), ([512, 512], "auto")):
+        inputs = make_decode(lengths, group, 1, head_dim, taps, BF16)
+        assert_decodes(run_in_pages(inputs, 128, splits=splits), *inputs, rounding=4)
+    assert gpu.described == 2
 
 
 def test_any_order_of_heads_and_keys(gpu) -> None:

@@ -312,7 +312,7 @@ extern "C" __global__ void MAXIMUM_THREADS(THREADS + 128)
     if (thread_index() == THREADS + 64) prefetch_map(&maps.key_tile), prefetch_map(&maps.value_tile);
     if (thread_index() == THREADS + 64) prefetch_map(&maps.key_group), prefetch_map(&maps.value_part);
     Work work;
-    if (!work.begin(args.lengths, blockIdx.x / HEAD_BLOCKS, args.programs, args.splits)) return;
+    if (!work.begin(args.lengths, blockIdx.x / HEAD_BLOCKS, args.programs, args.splits, TILE_UNITS)) return;
     __syncthreads();
     if (consumer_index() == CONSUMERS) {
         deallocate_registers<PRODUCER_REGISTERS>();

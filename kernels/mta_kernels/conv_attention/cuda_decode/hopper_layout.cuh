@@ -36,6 +36,9 @@ constexpr int OF_ALL = 8;  // the barrier of all consumers; those of a warp grou
 
 // Rows of the small copies of values; and those of a tile that lie in the page before.
 constexpr int VALUE_PART = PAGED ? 8 : OF_WARP, VALUES_BEFORE = PAGED ? DELAY : 0;
+// Units of a tile where tiles begin at pages and a score needs keys on both sides; else 1.
+constexpr unsigned TILE_UNITS = PAGED && PAD > 0 && DELAY > 0 ? KEYS / UNIT : 1;
+static_assert(PAD <= UNIT, "shares begin a unit behind a page");
 
 // The tiles of a segment: tile t has the columns y from `column(t)` on, and the values and scores j from `score(t)` on.
 struct Tiles {
@@ -43,7 +46,7 @@ struct Tiles {
     bool reads_newest;
 
     DEVICE explicit Tiles(const Segment& of) : start(of.start), stop(of.stop), length(of.length) {
-        first_column = (start - PAD) & -(PAGED ? KEYS : OF_WARP);
+        first_column = PAGED ? max(start - PAD & -KEYS, 0) : start - PAD & -OF_WARP;
         count = start < stop ? (stop + DELAY - first_column + KEYS - 1) / KEYS : 0;
         reads_newest = NEWEST > 0 && start < stop && stop > length - SPAN;
     }

@@ -75,8 +75,23 @@ struct Work {
         share = total / working, extra = total - share * working;
         return working;
     }
-    // False if there is nothing to do for this program. All threads of a warp ask.
-    DEVICE bool begin(const Lengths& all, unsigned this_program, unsigned programs, unsigned of_splits) {
+    // Where the split's share of a head's units begins; sets `end`. Where tiles of `tile` units begin at pages, a program has
+    // one less if shares begin a unit behind a page. So they do, unless the longest share then becomes longer by more than
+    // that unit. A single longer share is the head's first, before which no tile begins: it does not count.
+    DEVICE unsigned share_head(unsigned units, unsigned split, unsigned tile) {
+        share = quotient(units, splits), extra = units - share * splits;
+        // Of `tiles`, each split gets so many, and the first `more` another, if that is no more than the longest has now.
+        const unsigned tiles = (units + tile - 2) / tile, each = (share + (extra > 1)) / tile - 1, more = tiles - each * splits;
+        if (tile == 1 || more > splits) {
+            end = first_unit(split + 1);
+            return first_unit(split);
+        }
+        share = each, extra = more;
+        end = first_unit(split + 1) * tile + 1;
+        return split == 0 ? 0 : first_unit(split) * tile + 1;
+    }
+    // False if there is nothing to do for this program. All threads of a warp ask. `tile` is that of `share_head`.
+    DEVICE bool begin(const Lengths& all, unsigned this_program, unsigned programs, unsigned of_splits, unsigned tile = 1) {
         lengths = all, program = this_program, splits = of_splits;
         const unsigned kv_heads = lengths.kv_heads;
         unsigned of_head;  // all units of a KV head
@@ -85,9 +100,8 @@ struct Work {
             const unsigned head = quotient(program, splits), split = program - head * splits;
             segment.sequence = quotient(head, kv_heads), segment.kv_head = head - segment.sequence * kv_heads;
             const unsigned units = lengths.units(segment.sequence);
-            share = quotient(units, splits), extra = units - share * splits;
-            end = first_unit(split + 1);
-            set_segment(0, units, first_unit(split));
+            const unsigned first = share_head(units, split, tile);
+            set_segment(0, units, first);
             return true;
         }
         const unsigned start = first_unit(program);
