@@ -419,7 +419,7 @@ def test_a_plan_fits_every_gpu(gpu, shared_memory: int) -> None:
     ("architecture", "limit", "head_dim", "group", "paged_cache"),
     [
         ("sm_80", 166912, 128, 1, False),
-        ("sm_90", H200, 64, 1, True),
+        ("sm_90", H200, 64, 4, True),
         ("sm_90", H200, 128, 4, False),
         ("sm_90", H200, 128, 8, False),
         ("sm_90", H200, 64, 16, True),

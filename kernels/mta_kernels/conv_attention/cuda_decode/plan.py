@@ -166,7 +166,7 @@ def plan_on(
         few = together <= MOST_FEW_HEADS
         heads = 1 << (together - 1).bit_length() if few else WARP_HEADS
         sharing = -(-together // heads)
-        for teams, stages in _few_heads_shapes(head_dim, paged) if few else _many_heads_shapes(head_dim, sharing):
+        for teams, stages in _few_heads_shapes(head_dim) if few else _many_heads_shapes(head_dim, sharing):
             constants = DecodeConstants(
                 dtype, head_dim, conv, heads, sharing, head_blocks, paged, aligned, teams * sharing, stages
             )
@@ -181,12 +181,10 @@ def plan_on(
     )
 
 
-def _few_heads_shapes(head_dim: int, paged: bool) -> Iterator[tuple[int, int]]:
+def _few_heads_shapes(head_dim: int) -> Iterator[tuple[int, int]]:
     """Warps and stages, the best first: see decision 59."""
     if head_dim <= 64:
-        if not paged:  # else registers spill
-            yield 11, 1
-        yield from ((8, 2), (6, 2))
+        yield from ((11, 1), (8, 2), (6, 2))
     if head_dim <= 128:
         yield 6, 1
     yield from ((4, 2), (4, 1), (3, 1), (2, 1), (1, 1))
