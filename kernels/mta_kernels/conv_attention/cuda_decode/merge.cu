@@ -27,7 +27,9 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) cuda_decode_merge
     int first_program, programs;
     work.find_sharers(args.lengths, args.programs, args.splits, kv_head / args.lengths.kv_heads,
                       kv_head % args.lengths.kv_heads, first_program, programs);
-    wait_for_launch_before();  // before any block ends: what follows in the stream waits for this launch alone
+    // Blocks with nothing to add make room for others. One waits: what follows in the stream waits for this launch alone.
+    if (programs == 1 && blockIdx.x > 0) return;
+    wait_for_launch_before();
     if (programs == 1) return;
     Part part = {MINUS_INFINITY, 0, {0, 0, 0, 0}};
     if (group < GROUPS)
