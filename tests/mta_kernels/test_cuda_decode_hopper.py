@@ -117,6 +117,17 @@ def test_shares_begin_behind_a_page(gpu, monkeypatch, tmp_path, group: int, head
     assert gpu.described == 2
 
 
+@pytest.mark.parametrize("in_pages", [False, True])
+def test_two_narrow_heads_take_it_with_many_keys(gpu, monkeypatch, in_pages: bool) -> None:
+    monkeypatch.setattr(hopper_plan, "FEWEST_OF_TWO", 320 if not ON_GPU else 0)
+    gpu.multiprocessors = 2
+    for lengths, described in (([300, 70], 1), ([300], int(ON_GPU))):
+        inputs, gpu.described = make_groups(lengths, 2, BF16), 0
+        got = run_in_pages(inputs, 128) if in_pages else run(inputs)
+        assert_decodes(got, *inputs, rounding=4)
+        assert gpu.described == described
+
+
 def test_any_order_of_heads_and_keys(gpu) -> None:
     """Several sequences and KV heads: heads, keys or sequences may be the slowest dimension."""
     q, k, v, weight, lengths = make_decode([300, 90], 16, 2, 64, (6, 11), FP16)

@@ -94,7 +94,7 @@ def conv_attention_decode(
     shape = q_window.dtype, q_window.shape[3], operation.conv, group, paged
     plan = choose_hopper_plan(*shape, device) if aligned and are_describable(k_cache, v_cache, paged) else None
     sequences, pages = (1, k_cache.shape[0]) if block_table is None else block_table.shape
-    if not pays(plan, sequences * pages * k_cache.shape[1] * k_cache.shape[2]):
+    if not pays(plan, group, sequences * pages * k_cache.shape[1] * k_cache.shape[2]):
         plan = choose_plan(*shape, aligned, device)
     tensors = q_window, k_cache, v_cache, weight, lengths, block_table
     with on_device_of(q_window):
@@ -150,9 +150,10 @@ def choose_splits(
 ) -> int:  # fmt: skip
     """The programs that share a KV head's keys with `splits="auto"`, where all lengths are equal; rounded up."""
     paged = page_size is not None
-    shape = dtype, head_dim, Operation.of(taps, head_dim).conv, query_heads // kv_heads, paged
+    group = query_heads // kv_heads
+    shape = dtype, head_dim, Operation.of(taps, head_dim).conv, group, paged
     plan = choose_hopper_plan(*shape, device) if are_whole(page_size or length, paged) else None
-    if not pays(plan, batch * kv_heads * length):
+    if not pays(plan, group, batch * kv_heads * length):
         plan = choose_plan(*shape, True, device)
     return plan.splits_for(batch * kv_heads, length)
 

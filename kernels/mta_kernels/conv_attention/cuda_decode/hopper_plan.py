@@ -30,7 +30,7 @@ from mta_kernels.operation import Convolution
 
 HOPPER_HEADERS = ("hopper_layout.cuh", "hopper_copies.cuh", "hopper_fold.cuh")
 HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(64, 129, 8), 8, 16  # taps at most
-NARROW = 64  # up to this head dim two query heads a KV head are few_heads.cu's, and above only one is
+NARROW, FEWEST_OF_TWO = 64, 2048  # two query heads a KV head have so many keys a program up to this head dim
 FEWEST_KEYS = 256  # of a program whose warp groups share tiles: many_heads.cu is faster with fewer
 HEADS, MOST_SHARING = 8, 2  # of a consumer warp group, and warp groups that share a tile
 KEYS, RUN = 128, 4  # of a tile, and of a thread
@@ -131,8 +131,7 @@ def hopper_plan_on(
     limit: int, multiprocessors: int, dtype: torch.dtype, head_dim: int, conv: Convolution, group: int, paged: bool
 ) -> DecodePlan | None:
     """The plan for `group` query heads a KV head, or None if the kernel does not take them."""
-    least = 3 if head_dim <= NARROW else 2
-    if group < least or head_dim not in HEAD_DIMS or conv.query_taps > QUERY_TAPS or conv.key_taps > KEY_TAPS:
+    if group < 2 or head_dim not in HEAD_DIMS or conv.query_taps > QUERY_TAPS or conv.key_taps > KEY_TAPS:
         return None
     head_blocks = -(-group // (HEADS * MOST_SHARING))
     together = -(-group // head_blocks)
@@ -146,9 +145,13 @@ def hopper_plan_on(
     return DecodePlan(replace(empty, stages=stages), max(1, multiprocessors // head_blocks))
 
 
-def pays(plan: DecodePlan | None, keys: int) -> TypeGuard[DecodePlan]:
+def pays(plan: DecodePlan | None, group: int, keys: int) -> TypeGuard[DecodePlan]:
     """Whether there is a plan, and it is faster than that of other kernels for so many keys of all KV heads."""
-    return plan is not None and (plan.constants.sharing == 1 or keys >= plan.programs * FEWEST_KEYS)
+    if plan is None:
+        return False
+    if group == 2 and plan.constants.head_dim <= NARROW:
+        return keys >= plan.programs * FEWEST_OF_TWO
+    return plan.constants.sharing == 1 or keys >= plan.programs * FEWEST_KEYS
 
 
 class Maps(ctypes.Structure):
