@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from mta_kernels import code_cache
-from mta_kernels.conv_attention.cuda_decode.hopper_plan import hopper_plan_on
+from mta_kernels.conv_attention.cuda_decode.hopper_plan import HopperConstants, hopper_plan_on
 from mta_kernels.conv_attention.cuda_decode.plan import plan_on
 from mta_kernels.conv_attention.cuda_sm80 import backward_constants as cuda_backward
 from mta_kernels.conv_attention.cuda_sm80 import forward as cuda_forward
@@ -84,8 +84,10 @@ def _decode() -> Iterator[Source]:
         for plan in (plan_on(*shape, aligned=True), hopper_plan_on(*shape) if architecture == "sm_90" else None):
             if plan is not None:
                 yield plan.constants.source(architecture)
-                if not plan.constants.few_heads:
+                if not plan.constants.last_adds_up:
                     yield plan.constants.source(architecture, "merge")
+                if isinstance(plan.constants, HopperConstants):
+                    yield plan.constants.without_merge.source(architecture)
 
 
 def compile_into_package(sources: Sequence[Source]) -> None:

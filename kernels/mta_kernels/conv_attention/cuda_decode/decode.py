@@ -127,7 +127,9 @@ def launch_decode(
         factor=operation.scale * math.log2(math.e), out=out.data_ptr(), parts=scratch.data_ptr(),
         statistics=scratch.data_ptr() + 2 * blocks * heads * constants.depth * 4,
     )  # fmt: skip
-    if constants.few_heads:
+    if isinstance(constants, HopperConstants) and not splits and 2 * batch * kv_heads > programs:
+        constants = constants.without_merge  # few programs share a KV head, or none
+    if constants.last_adds_up:
         arguments.arrived = arrivals(batch * kv_heads * constants.head_blocks, device).data_ptr()
     if block_table is not None:
         arguments.table = block_table.data_ptr()
@@ -136,7 +138,7 @@ def launch_decode(
     compiled, threads = kernel(constants, device.index), 32 * constants.warps
     read = (maps(k_cache, v_cache, constants),) if isinstance(constants, HopperConstants) else ()
     driver.launch(compiled, (blocks, 1), threads, constants.shared_memory, device.index, *read, arguments)
-    if not constants.few_heads and programs > 1 and splits != 1:
+    if not constants.last_adds_up and programs > 1 and splits != 1:
         merge, follows = kernel(constants, device.index, "merge"), overlaps_launches(device)
         driver.launch(
             merge, (batch * query_heads, 1), MERGE_THREADS, MERGE_BYTES, device.index, arguments, follows=follows

@@ -5,7 +5,8 @@
 //
 // A program takes a run of the keys (work.cuh). A producer thread copies tiles of KEYS keys, and of as many values, into a
 // ring of STAGES buffers. Consumer warp groups take tiles in turn. SHARING of them share a tile, with HEADS query heads
-// each. At the end they add up in shared memory. What programs that share a head leave merge.cu adds up.
+// each. At the end they add up in shared memory. What programs that share a head leave the last of them adds up, if the launch
+// has counts for it, else merge.cu.
 //
 // The copy engine permutes a tile's keys, and fold_head orders the folded queries, such that a thread has RUN neighbouring
 // keys with all taps of CLASS_HEADS heads. It adds the diagonals of r in registers. What a run adds to the scores behind it
@@ -274,6 +275,19 @@ struct Consumer {
             write_part(args, segment, head, number, maximum, total, value);
         }
         block_sync(OF_ALL, THREADS);  // all have read what the next folded queries take the place of
+        if (LAST_ADDS_UP && segment.programs > 1 && last_to_come(args, segment)) add_parts(args, segment);
+    }
+    // Whether this program is the last of those that share the segment's head: all have written their parts.
+    DEVICE bool last_to_come(const Arguments& args, const Segment& segment) const {
+        if (thread_index() == 0) {
+            const int kv_head = segment.sequence * args.lengths.kv_heads + segment.kv_head;
+            int* arrived = args.arrived + kv_head * HEAD_BLOCKS + blockIdx.x % HEAD_BLOCKS;
+            const bool last = arrive(arrived) == segment.programs - 1;
+            if (last) *arrived = 0;
+            store_shared(shared + MAXIMA_AT, (uint32_t)last);
+        }
+        block_sync(OF_ALL, THREADS);
+        return load_shared(shared + MAXIMA_AT);
     }
 };
 

@@ -49,13 +49,19 @@ class HopperConstants(KernelConstants):
     """The constants of hopper_heads.cu and merge.cu.
 
     `teams` of `sharing` consumer warp groups, of `heads` query heads each, take tiles in turn, from a ring of `stages`
-    buffers.
+    buffers. If `last_adds_up`, the last of the programs that share a KV head adds up their parts, not merge.cu.
     """
 
     teams: int
     stages: int = 0
+    last_adds_up: bool = False
 
     few_heads, aligned = False, True
+
+    @functools.cached_property
+    def without_merge(self) -> HopperConstants:
+        """The same, with `last_adds_up`."""
+        return replace(self, last_adds_up=True)
 
     @property
     def consumers(self) -> int:
@@ -109,7 +115,8 @@ class HopperConstants(KernelConstants):
             "SHARING": self.sharing, "HEAD_BLOCKS": self.head_blocks, "BLOCK": KEYS // 8,
             "PAGED": int(self.paged), "ALIGNED": 1, "WARPS": 4 * self.consumers, "STAGES": self.stages,
             "CONSUMER_REGISTERS": consumer_registers, "PRODUCER_REGISTERS": producer_registers,
-            "MERGE_THREADS": MERGE_THREADS, "SHARED_BYTES": MERGE_BYTES if name == "merge" else self.shared_memory,
+            "LAST_ADDS_UP": int(self.last_adds_up), "MERGE_THREADS": MERGE_THREADS,
+            "SHARED_BYTES": MERGE_BYTES if name == "merge" else self.shared_memory,
         }  # fmt: skip
         products = Product(self.columns, element), Product(8, element, "rows")
         headers = headers_in(FOLDER, (*HEADERS, *HOPPER_HEADERS)) | headers_in(HOPPER, ("device.cuh",))

@@ -52,5 +52,5 @@ struct Arguments {
     uint16_t* out;       // [B, Hq, HEAD_DIM]
     float* parts;        // [2 programs, ALL_HEADS, DEPTH]: a program's first head, if others began it, and its last
     float2* statistics;  // [2 programs, ALL_HEADS]
-    int* arrived;        // with few heads: [B, Hkv, HEAD_BLOCKS], zeros before and after
+    int* arrived;        // [B, Hkv, HEAD_BLOCKS], zeros before and after; none if merge.cu follows
 };

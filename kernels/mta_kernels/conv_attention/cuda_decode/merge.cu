@@ -1,23 +1,9 @@
 // Adds up what programs of many_heads.cu or hopper_heads.cu that share a KV head have left, a block a query head, to `out`.
-#include "layout.cuh"
+#include "parts.cuh"
 
 constexpr int VECTORS = DEPTH / 4, GROUPS = MERGE_THREADS / VECTORS;
 constexpr int AT_ONCE = 5;  // programs of a thread on their way
 static_assert(MERGE_THREADS * 24 == SHARED_BYTES, "as in plan.py");
-
-// A maximum and a sum, and weighted values.
-struct Part {
-    float maximum, sum, values[4];
-
-    DEVICE void add(float2 statistic, float4 other) {
-        const float larger = fmaxf(maximum, statistic.x), subtracted = larger == MINUS_INFINITY ? 0 : larger;
-        const float scale = exp2_fast(maximum - subtracted), of_other = exp2_fast(statistic.x - subtracted);
-        const float others[4] = {other.x, other.y, other.z, other.w};
-        maximum = larger, sum = sum * scale + statistic.y * of_other;
-#pragma unroll
-        for (int i = 0; i < 4; i++) values[i] = values[i] * scale + others[i] * of_other;
-    }
-};
 
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) cuda_decode_merge(const __grid_constant__ Arguments args) {
     const uint32_t shared = shared_memory();

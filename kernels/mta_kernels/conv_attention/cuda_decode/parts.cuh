@@ -22,3 +22,45 @@ DEVICE void write_part(const Arguments& args, const Segment& segment, int head, 
     for (int j = 0; j < 4; j++)
         if (number + j < HEAD_DIM) out[number + j] = from_float<ELEMENT>(value[j] * inverse).bits;
 }
+
+// A maximum and a sum, and weighted values.
+struct Part {
+    float maximum, sum, values[4];
+
+    DEVICE void add(float2 statistic, float4 other) {
+        const float larger = fmaxf(maximum, statistic.x), subtracted = larger == MINUS_INFINITY ? 0 : larger;
+        const float scale = exp2_fast(maximum - subtracted), of_other = exp2_fast(statistic.x - subtracted);
+        const float others[4] = {other.x, other.y, other.z, other.w};
+        maximum = larger, sum = sum * scale + statistic.y * of_other;
+#pragma unroll
+        for (int i = 0; i < 4; i++) values[i] = values[i] * scale + others[i] * of_other;
+    }
+};
+
+// Adds up the parts of the programs that share a segment's head, to `out`, by all of THREADS, with the last of the programs.
+DEVICE void add_parts(const Arguments& args, const Segment& segment) {
+    constexpr int AT_ONCE = 3;  // programs on their way
+    Segment whole = segment;
+    whole.programs = 1;
+#pragma unroll 1
+    for (int i = thread_index(); i < ALL_HEADS * DEPTH / 4; i += THREADS) {
+        const int head = i / (DEPTH / 4), number = i % (DEPTH / 4) * 4;
+        Part part = {MINUS_INFINITY, 0, {0, 0, 0, 0}};
+#pragma unroll 1
+        for (int first = 0; first < segment.programs; first += AT_ONCE) {
+            float2 statistics[AT_ONCE];
+            float4 values[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                const int64_t block = (int64_t)(segment.first_program + first + k) * HEAD_BLOCKS + blockIdx.x % HEAD_BLOCKS;
+                const int64_t at = (2 * block + (first + k == 0)) * ALL_HEADS + head;
+                const bool inside = first + k < segment.programs;
+                statistics[k] = inside ? __ldcg(args.statistics + at) : float2{MINUS_INFINITY, 0};
+                values[k] = inside ? __ldcg((const float4*)(args.parts + at * DEPTH + number)) : float4{0, 0, 0, 0};
+            }
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) part.add(statistics[k], values[k]);
+        }
+        write_part(args, whole, head, number, part.maximum, part.sum, part.values);
+    }
+}

@@ -72,6 +72,10 @@ class DecodeConstants(KernelConstants):
         return self.heads <= MOST_FEW_HEADS
 
     @property
+    def last_adds_up(self) -> bool:
+        return self.few_heads
+
+    @property
     def block(self) -> int:
         """Keys of an eighth of a tile."""
         return 4 if self.few_heads or self.conv.key_taps <= 17 else 8
