@@ -40,6 +40,7 @@ SLAB = 64  # numbers of a row that are copied together
 MOST_STAGES = 12
 # Registers of a consumer's threads and of the producer's, by the number of consumer warp groups.
 REGISTERS = {1: (240, 40), 2: (232, 40), 3: (152, 56), 4: (112, 32)}
+NARROW_REGISTERS = REGISTERS | {4: (104, 64)}  # up to NARROW: else the producer of pages spills some
 PROMOTION = 128  # bytes that L2 asks memory for at a time: faster than 256
 MAX_MAPS = 1024
 
@@ -107,7 +108,8 @@ class HopperConstants(KernelConstants):
 
     def source(self, architecture: str, name: str = "decode") -> Source:
         """Of the kernel, or of merge.cu. Whatever the architecture, it is compiled for sm_90a."""
-        consumer_registers, producer_registers = REGISTERS[self.consumers]
+        registers = NARROW_REGISTERS if self.head_dim <= NARROW else REGISTERS
+        consumer_registers, producer_registers = registers[self.consumers]
         element = ELEMENTS[self.dtype]
         constants = {
             "ELEMENT": element, "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
