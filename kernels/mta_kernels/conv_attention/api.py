@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mta_kernels.conv_attention.arguments import (
+    as_int,
     cast_for_autocast,
     check_are_tensors,
     check_arguments,
@@ -92,6 +93,7 @@ def _checked(
     check_are_tensors(q=q, k=k, v=v, weight=weight, q_history=q_history, cu_seqlens=cu_seqlens)
     if under_autocast(q):
         weight, q, k, v, q_history = cast_for_autocast(weight, q, k, v, q_history)
+    head_chunk = as_int(head_chunk)
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
     head_dim, shared = q.shape[3], is_shared(group)
     operation = Operation.of(weight.shape[1:], head_dim, causal=causal, scale=scale, pad_key=pad_key)
@@ -152,6 +154,7 @@ def conv_attention_decode(
     if under_autocast(q_window):
         weight, q_window, k_cache, v_cache = cast_for_autocast(weight, q_window, k_cache, v_cache)
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
+    splits = as_int(splits)
     check_splits(splits)
     head_dim, shared = q_window.shape[3], is_shared(group)
     operation = Operation.of(weight.shape[1:], head_dim, scale=scale, pad_key=pad_key)
@@ -189,6 +192,7 @@ def identity_weight(
     Raises ValueError for counts that are no whole numbers from 1 on, and for an unknown pad_key; TypeError for a dtype
     that is not of floating-point numbers.
     """
+    heads, query_taps, key_taps = map(as_int, (heads, query_taps, key_taps))
     for name, count in (("heads", heads), ("query_taps", query_taps), ("key_taps", key_taps)):
         check_count(name, count)
     if dtype is not None:
@@ -223,6 +227,7 @@ class ConvAttention(nn.Module):
         Operation.of(None, 1, causal=causal, scale=scale)
         if backend != "auto":
             named(backend)
+        head_chunk = as_int(head_chunk)
         if head_chunk is not None:
             check_count("head_chunk", head_chunk)
         self.causal, self.scale, self.pad_key = causal, scale, pad_key

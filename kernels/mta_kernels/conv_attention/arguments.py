@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
@@ -58,20 +59,28 @@ def _overlaps(x: Tensor) -> bool:
     return False
 
 
-def check_count(name: str, count: int) -> None:
-    """Raise ValueError unless `count`, by its name, is a whole number from 1 on."""
-    if not _is_whole_number(count) or count < 1:
-        raise ValueError(f"{name} is {count!r}; expected a whole number from 1 on")
+def as_int(x: Any) -> Any:
+    """A whole number of another library, such as numpy's, as Python's; anything else as it is, for the checks.
+
+    A tensor is none: its number would wait for its device.
+    """
+    if isinstance(x, int | Tensor) or not hasattr(x, "__index__"):  # a compiler's are ints, and cannot be asked more
+        return x
+    try:
+        return operator.index(x)
+    except TypeError:  # of an array, or of numpy's True
+        return x
 
 
-def _is_int(x: object) -> TypeGuard[int]:
+def is_int(x: object) -> TypeGuard[int]:
     """Whether it is Python's or a compiler's whole number: True is an int of Python's, too."""
     return isinstance(x, int) and not isinstance(x, bool)
 
 
-def _is_whole_number(x: object) -> bool:
-    """Whether it is Python's or numpy's; a compiler's are ints, and cannot be asked for more."""
-    return _is_int(x) or (not isinstance(x, bool) and hasattr(x, "__index__"))
+def check_count(name: str, count: int) -> None:
+    """Raise ValueError unless `count`, by its name, is a whole number from 1 on."""
+    if not is_int(count) or count < 1:
+        raise ValueError(f"{name} is {count!r}; expected a whole number from 1 on")
 
 
 def check_floating_point(dtype: torch.dtype) -> None:
@@ -176,11 +185,14 @@ def check_like(name: str, x: Tensor, q: Tensor, like: str = "q") -> None:
         raise ValueError(f"{name} is on {x.device} and {like} on {q.device}; move them to one device")
 
 
-def check_rows(rows: tuple[int, int], query_rows: int) -> None:
-    """Raise ValueError unless `rows` is a first row of q and one past the last."""
-    fits = isinstance(rows, tuple | list) and len(rows) == 2 and all(map(_is_whole_number, rows))
-    if not fits or not 0 <= rows[0] < rows[1] <= query_rows:
+def row_range(rows: tuple[int, int] | None, query_rows: int) -> tuple[int, int]:
+    """The first of these rows of q and one past the last, None being all; raises ValueError for what is no such two."""
+    if rows is None:
+        return 0, query_rows
+    whole = [as_int(row) for row in rows] if isinstance(rows, tuple | list) else []
+    if len(whole) != 2 or not all(map(is_int, whole)) or not 0 <= whole[0] < whole[1] <= query_rows:
         raise ValueError(f"rows is {rows!r}; expected (start, stop) with 0 <= start < stop <= {query_rows}")
+    return whole[0], whole[1]
 
 
 def rows_before(query_rows: int, key_rows: int, query_taps: int) -> int:
@@ -310,7 +322,7 @@ def check_whole_numbers(
 
 def check_head_chunk(head_chunk: int, group: int) -> None:
     """Raise ValueError unless `head_chunk` divides the `group` of heads of a KV head, or is a multiple of it."""
-    if not _is_int(head_chunk) or head_chunk < 1 or (group % head_chunk and head_chunk % group):
+    if not is_int(head_chunk) or head_chunk < 1 or (group % head_chunk and head_chunk % group):
         raise ValueError(
             f"head_chunk is {head_chunk!r}; expected a whole number that divides the {group} query heads "
             f"of a KV head, or a multiple of {group}"
@@ -370,5 +382,5 @@ def check_block_table(block_table: Tensor, q_window: Tensor, k_cache: Tensor) ->
 
 def check_splits(splits: int | str) -> None:
     """Raise ValueError unless `splits` is "auto" or a count from 1 to 128."""
-    if splits != "auto" and not (_is_int(splits) and 1 <= splits <= MAX_SPLITS):
+    if splits != "auto" and not (is_int(splits) and 1 <= splits <= MAX_SPLITS):
         raise ValueError(f"splits is {splits!r}; expected 'auto' or a whole number from 1 to {MAX_SPLITS}")

@@ -15,15 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import (
+    as_int,
     can_be_read,
     check_arguments,
     check_block_table,
     check_has_floating_point,
     check_heads,
-    check_rows,
     check_weight,
     check_whole_numbers,
     head_parts,
+    row_range,
     rows_before,
     wants_gradient,
 )
@@ -51,6 +52,7 @@ def conv_attention_reference(
     and returns `[B, Hq, stop - start, D]`, so that long sequences can be checked a block of rows at a time.
     Differentiable in every floating-point tensor. Raises ValueError or TypeError for arguments that do not fit.
     """
+    head_chunk = as_int(head_chunk)
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
     if cu_seqlens is not None:
         if rows is not None:
@@ -64,9 +66,7 @@ def conv_attention_reference(
 
     operation = Operation.of(weight.shape[1:], q.shape[3], causal=causal, scale=scale, pad_key=pad_key)
     before = rows_before(q.shape[2], k.shape[2], weight.shape[1])
-    if rows is not None:
-        check_rows(rows, q.shape[2])
-    start, stop = rows or (0, q.shape[2])
+    start, stop = row_range(rows, q.shape[2])
     if q_history is not None and before:
         q = torch.cat([q_history[:, :, -before:], q], dim=2)
     rows = start + before, stop + before

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention
 from mta_kernels.conv_attention.arguments import (
+    as_int,
     autocast_dtype,
     cast_unless_float32,
     check_are_tensors,
@@ -78,7 +79,7 @@ def multi_token_attention(
     not fit or a backend that cannot run, and RuntimeError for a derivative that the backend does not have.
     """
     given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
-    after = NormGate(norm_weight, norm_eps, depth, gate_weight, gate_bias)
+    after = NormGate.of(norm_weight, norm_eps, depth, gate_weight, gate_bias)
     check_are_tensors(
         q=q, k=k, v=v, **given._asdict(), **after.tensors, q_history=q_history, cu_seqlens=cu_seqlens
     )  # fmt: skip
@@ -88,7 +89,7 @@ def multi_token_attention(
         given = Mixers(*map(cast_unless_float32, given))
         after = NormGate(*map(cast_unless_float32, after))
     tensors = q, k, v, *given, *after.tensors.values()
-    options = causal, scale, pad_key, norm_eps, depth, dropout, backend
+    options = causal, scale, pad_key, norm_eps, after.depth, dropout, backend
     more: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens}
     may_be_known = q_history is None and cu_seqlens is None and seed is None
     if may_be_known and (known := checked_before(tensors, options)) is not None:
@@ -96,6 +97,7 @@ def multi_token_attention(
             known.operation, q, k, v, with_dense_mixings(given), **more, backend=known.kernels
         )
         return norm_and_gate(out, *after.steps)
+    seed = as_int(seed)
     check_arguments(q, k, v, given, after, pad_key, dropout=dropout, seed=seed, **more)
     operation = operation_of(given, q.shape[3], causal=causal, scale=scale, pad_key=pad_key)
     finish = reference.norm_and_gate if backend == "reference" else norm_and_gate

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import (
+    as_int,
     check_history,
     check_like,
     check_packing,
@@ -16,6 +17,7 @@ from mta_kernels.conv_attention.arguments import (
     check_tensors,
     check_values,
     check_weight,
+    is_int,
 )
 from mta_kernels.multi_token_attention.mixers import Mixers, rows_needed_before
 from mta_kernels.operation import PAD_KEYS
@@ -29,6 +31,14 @@ class NormGate(NamedTuple):
     depth: int | None = None  # of the layer, from 0
     gate_weight: Tensor | None = None  # [1, D] or [D, D]
     gate_bias: Tensor | None = None  # [1] or [D]
+
+    @classmethod
+    def of(
+        cls, norm_weight: Tensor | None, norm_eps: float, depth: int | None, gate_weight: Tensor | None,
+        gate_bias: Tensor | None,
+    ) -> NormGate:  # fmt: skip
+        """What the public functions are given, its numbers as Python's; not checked."""
+        return cls(norm_weight, norm_eps, as_int(depth), gate_weight, gate_bias)
 
     @property
     def factor(self) -> float:
@@ -139,7 +149,7 @@ def check_depth(depth: int | None) -> None:
     """Raise ValueError unless `depth` is None or the index of a layer."""
     if isinstance(depth, int) and depth >= 2**63:  # its hundreds of digits are not told
         raise ValueError("depth is beyond 2**63 - 1; expected the layer's index, a whole number from 0 on, or None")
-    if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
+    if depth is not None and (not is_int(depth) or depth < 0):
         raise ValueError(f"depth is {depth!r}; expected the layer's index, a whole number from 0 on, or None")
 
 
@@ -158,7 +168,7 @@ def check_dropout(dropout: float, seed: int | Tensor | None, q: Tensor) -> None:
                 f"seed has shape {tuple(seed.shape)}, dtype {seed.dtype}, on {seed.device}; "
                 f"expected a whole number, or a torch.int64 tensor without dimensions on {q.device}"
             )
-    elif seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+    elif seed is not None and (not is_int(seed) or not 0 <= seed < 2**63):
         raise ValueError(
             f"seed is {seed!r}; expected a whole number from 0 to 2**63 - 1, or None for another each call"
         )

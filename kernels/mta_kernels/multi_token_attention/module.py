@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mta_kernels.conv_attention import identity_weight
-from mta_kernels.conv_attention.arguments import check_are_tensors, check_count, check_floating_point
+from mta_kernels.conv_attention.arguments import as_int, check_are_tensors, check_count, check_floating_point, is_int
 from mta_kernels.conv_attention.choice import Choice
 from mta_kernels.multi_token_attention.api import multi_token_attention
 from mta_kernels.multi_token_attention.arguments import check_depth, check_share
@@ -79,6 +79,7 @@ class MultiTokenAttention(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        heads, head_dim, depth, post_mix = map(as_int, (heads, head_dim, depth, post_mix))
         self.heads, self.head_dim, self.depth, self.dropout = heads, head_dim, depth, dropout
         self.causal, self.scale, self.pad_key, self.backend = causal, scale, pad_key, backend
         check_count("heads", heads)
@@ -120,7 +121,8 @@ class MultiTokenAttention(nn.Module):
         if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(f"preset is {name!r}; expected one of {', '.join(map(repr, PRESETS))}")
         heads, head_dim, layers = PRESETS[name]
-        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < layers:
+        layer = as_int(layer)
+        if not is_int(layer) or not 0 <= layer < layers:
             raise ValueError(f"layer is {layer!r}; {name} has the layers 0 to {layers - 1}")
         if layer % 4 != 2:
             options = {"pre_conv": None, "post_conv": None} | options
@@ -286,7 +288,7 @@ def _check_taps(**convolutions: object) -> None:
         if taps is not None and not is_pair:
             raise ValueError(f"{name} is {taps!r}; expected query taps and key taps such as (6, 11), or None")
         for count in taps or ():  # type: ignore[attr-defined]
-            check_count(f"{name} is {taps!r}: a number of taps", count)
+            check_count(f"{name} is {taps!r}: a number of taps", as_int(count))
 
 
 def _check_parts(

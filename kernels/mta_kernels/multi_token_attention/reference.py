@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import check_are_tensors, check_rows
+from mta_kernels.conv_attention.arguments import as_int, check_are_tensors, row_range
 from mta_kernels.conv_attention.reference import convolve_scores, repeat_heads
 from mta_kernels.multi_token_attention.arguments import NormGate, check_arguments
 from mta_kernels.multi_token_attention.dropout import kept, seed_tensor
@@ -64,11 +64,16 @@ def multi_token_attention_reference(
     floating-point tensor, in all ways. Raises ValueError or TypeError for arguments that do not fit.
     """
     given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
-    after = NormGate(norm_weight, norm_eps, depth, gate_weight, gate_bias)
+    after = NormGate.of(norm_weight, norm_eps, depth, gate_weight, gate_bias)
     check_are_tensors(
         q=q, k=k, v=v, **given._asdict(), **after.tensors, q_history=q_history, cu_seqlens=cu_seqlens
     )  # fmt: skip
-    extras: dict[str, Any] = {"dropout": dropout, "seed": seed, "q_history": q_history, "cu_seqlens": cu_seqlens}
+    extras: dict[str, Any] = {
+        "dropout": dropout,
+        "seed": as_int(seed),
+        "q_history": q_history,
+        "cu_seqlens": cu_seqlens,
+    }
     check_arguments(q, k, v, given, after, pad_key, **extras)
     if rows is not None and cu_seqlens is not None:
         raise ValueError("rows and cu_seqlens are both given; cut the document out to have some of its rows")
@@ -93,9 +98,7 @@ def mixed_attention(
             for at in documents
         ]
         return torch.cat(parts, dim=2)
-    if rows is not None:
-        check_rows(rows, q.shape[2])
-    start, stop = rows or (0, q.shape[2])
+    start, stop = row_range(rows, q.shape[2])
     before = min(rows_needed_before(mixers), k.shape[2] - q.shape[2])
     if q_history is not None and before:
         q = torch.cat([q_history[:, :, -before:], q], dim=2)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention_decode
 from mta_kernels.conv_attention.arguments import (
+    as_int,
     autocast_dtype,
     cast_unless_float32,
     check_are_tensors,
@@ -66,13 +67,14 @@ def multi_token_attention_decode(
     Raises ValueError, TypeError or RuntimeError, in one sentence, for arguments that do not fit.
     """
     given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
-    after = NormGate(norm_weight, norm_eps, depth, gate_weight, gate_bias)
+    after = NormGate.of(norm_weight, norm_eps, depth, gate_weight, gate_bias)
     check_are_tensors(q_window=q_window, k_cache=k_cache, v_cache=v_cache)
     if under_autocast(q_window):
         q_window, k_cache, v_cache = (x.to(autocast_dtype(x)) for x in (q_window, k_cache, v_cache))
         given = Mixers(*map(cast_unless_float32, given))
         after = NormGate(*map(cast_unless_float32, after))
     check_step(q_window, k_cache, v_cache, lengths, given, after, pad_key, state, block_table)
+    splits = as_int(splits)
     check_splits(splits)
     operation = operation_of(given, q_window.shape[3], causal=True, scale=scale, pad_key=pad_key)
     finish = norm_and_gate

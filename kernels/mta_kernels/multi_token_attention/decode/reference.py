@@ -49,7 +49,7 @@ def multi_token_attention_decode_reference(
     arguments that do not fit.
     """
     given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
-    after = NormGate(norm_weight, norm_eps, depth, gate_weight, gate_bias)
+    after = NormGate.of(norm_weight, norm_eps, depth, gate_weight, gate_bias)
     check_step(q_window, k_cache, v_cache, lengths, given, after, pad_key, state, block_table)
     operation = operation_of(given, q_window.shape[3], causal=True, scale=scale, pad_key=pad_key)
     with torch.no_grad():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import check_count, check_floating_point
+from mta_kernels.conv_attention.arguments import as_int, check_count, check_floating_point
 from mta_kernels.multi_token_attention.mixers import Mixers
 
 
@@ -33,6 +33,7 @@ class DecodeState:
 
         Raises ValueError for counts that are no whole numbers from 1 on, and TypeError for another dtype.
         """
+        batch, heads, query_taps, capacity = map(as_int, (batch, heads, query_taps, capacity))
         sizes = {"batch": batch, "heads": heads, "query_taps": query_taps, "capacity": capacity}
         for name, count in sizes.items():
             check_count(name, count)
