@@ -29,6 +29,13 @@ def key_padding(key_taps: int, pad_key: str) -> int:
     raise ValueError(f"pad_key is {pad_key!r}; expected one of {', '.join(map(repr, PAD_KEYS))}")
 
 
+def told(x: object) -> str:
+    """It as a sentence tells it: a whole number of hundreds of digits by its size."""
+    if not isinstance(x, int) or x.bit_length() <= 64:
+        return repr(x)
+    return f"about {'-' if x < 0 else ''}1e{round(x.bit_length() * math.log10(2))}"
+
+
 def softmax_scale(scale: float | None, head_dim: int) -> float:
     """The factor on `q . k`: `1 / sqrt(head_dim)` unless given.
 
@@ -45,10 +52,10 @@ def softmax_scale(scale: float | None, head_dim: int) -> float:
         number = float(scale)
     except (TypeError, ValueError):  # of several numbers
         raise TypeError(f"scale is {scale!r}; expected one number, or None for 1 / sqrt(head_dim)") from None
-    except OverflowError:  # of a whole number; its hundreds of digits are not told
-        raise ValueError("scale is beyond 1e308; expected a finite number, or None for 1 / sqrt(head_dim)") from None
+    except OverflowError:  # of a whole number
+        number = math.inf
     if not -math.inf < number < math.inf:
-        raise ValueError(f"scale is {scale!r}; expected a finite number, or None for 1 / sqrt(head_dim)")
+        raise ValueError(f"scale is {told(scale)}; expected a finite number, or None for 1 / sqrt(head_dim)")
     return number
 
 

@@ -66,3 +66,17 @@ def test_what_is_no_whole_number_is_refused(number):
     for name in calls:
         with pytest.raises(ValueError, match=r"expected|has the layers 0 to"):
             CALLS[name](number)
+
+
+@pytest.mark.parametrize("function", [multi_token_attention, multi_token_attention_reference])
+def test_shares_and_epsilons_of_numpy_and_whole_ones(function):
+    def call(dropout, norm_eps):
+        return function(*QKV, norm_weight=NORM, gate_weight=NORM[None], norm_eps=norm_eps, dropout=dropout, seed=3)
+
+    assert torch.equal(call(np.float32(0.5), np.float32(0.25)), call(0.5, 0.25))
+    assert torch.equal(call(0, 10**20), call(0.0, 1e20))
+    for refused in (True, np.True_, torch.tensor(0.5)):
+        with pytest.raises(ValueError, match="dropout is"):
+            call(refused, 0.25)
+        with pytest.raises(ValueError, match="norm_eps is"):
+            call(0.5, refused)

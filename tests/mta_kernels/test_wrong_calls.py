@@ -95,8 +95,8 @@ CALLS = {
     "conv decode: scale of infinity": (
         lambda: conv_attention_decode(*STEP, TAPS, lengths=LENGTHS, scale=-float("inf")), ValueError, "scale is -inf;",
     ),
-    "scale of 400 digits": (lambda: multi_token_attention(*QKV, pre_mix=MIX, scale=10**400), ValueError, "beyond"),
-    "conv scale: 400 digits": (lambda: conv_attention(*QKV, TAPS, scale=-(10**400)), ValueError, "scale is beyond"),
+    "scale of 400 digits": (lambda: multi_token_attention(*QKV, pre_mix=MIX, scale=10**400), ValueError, "about 1e400"),
+    "conv scale: 400 digits": (lambda: conv_attention(*QKV, TAPS, scale=-(10**400)), ValueError, "about -1e400; expe"),
     "conv scale of two numbers": (
         lambda: conv_attention(*QKV, TAPS, scale=torch.ones(2)), TypeError, r"scale is tensor\(.* expected one number",
     ),
@@ -176,9 +176,35 @@ CALLS = {
     ),
     "depth of 400 digits": (
         lambda: multi_token_attention(*QKV, pre_mix=MIX, norm_weight=Q[0, 0, 0], depth=10**400), ValueError,
-        "depth is beyond 2",
+        r"depth is about 1e400; expected the layer's index, a whole number from 0 to 2\*\*63 - 1, or None",
     ),
-    "module: depth of 400 digits": (lambda: module(depth=10**400), ValueError, "depth is beyond 2"),
+    "depth of 2**63": (
+        lambda: multi_token_attention(*QKV, pre_mix=MIX, norm_weight=Q[0, 0, 0], depth=2**63), ValueError, "depth is 9",
+    ),
+    "norm_eps of 400 digits": (
+        lambda: multi_token_attention(*QKV, pre_mix=MIX, norm_weight=Q[0, 0, 0], norm_eps=10**400), ValueError,
+        "norm_eps is about 1e400; expected a finite number from 0 on",
+    ),
+    "decode: norm_eps of 400 digits": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, norm_weight=Q[0, 0, 0], norm_eps=10**400),
+        ValueError, "norm_eps is about 1e400",
+    ),
+    "dropout of 5000 digits": (
+        lambda: multi_token_attention(*QKV, pre_mix=MIX, dropout=10**5000), ValueError, "dropout is about 1e5000; exp",
+    ),
+    "seed of 5000 digits": (
+        lambda: multi_token_attention(*QKV, pre_mix=MIX, dropout=0.5, seed=10**5000), ValueError, "seed is about 1e50",
+    ),
+    "head_chunk of 5000 digits": (
+        lambda: conv_attention(*QKV, TAPS, head_chunk=-(10**5000)), ValueError, "head_chunk is about -1e5000; expected",
+    ),
+    "splits of 5000 digits": (
+        lambda: conv_attention_decode(*STEP, TAPS, lengths=LENGTHS, splits=10**5000), ValueError, "splits is about 1e5",
+    ),
+    "module: dropout of 5000 digits": (lambda: module(dropout=10**5000), ValueError, "dropout is about 1e5000"),
+    "module: post_mix of 5000 digits": (lambda: module(post_mix=10**5000 + 1), ValueError, "post_mix is about 1e5000"),
+    "preset: layer of 5000 digits": (lambda: preset(10**5000), ValueError, "layer is about 1e5000; mta-1b has the"),
+    "module: depth of 400 digits": (lambda: module(depth=10**400), ValueError, "depth is about 1e400"),
     "sparse mixing": (
         lambda: multi_token_attention(*QKV, pre_mix=MIX.to_sparse()), TypeError,
         r"pre_mix is a sparse tensor; expected a dense one, as to_dense\(\) makes it",

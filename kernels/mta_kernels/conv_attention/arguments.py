@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-from mta_kernels.operation import PAGE_SIZES, key_padding
+from mta_kernels.operation import PAGE_SIZES, key_padding, told
 from mta_kernels.operator_gradients import check_no_tangents
 from mta_kernels.torch_compile import known
 from mta_kernels.watchers import is_plain
@@ -72,6 +73,19 @@ def as_int(x: Any) -> Any:
         return x
 
 
+def as_float(x: Any) -> Any:
+    """A whole number, or one of another library such as numpy's, as Python's float; anything else as it is.
+
+    So is a tensor, and what no float holds.
+    """
+    if isinstance(x, float | bool) or not isinstance(x, Real):
+        return x
+    try:
+        return float(x)
+    except OverflowError:
+        return x
+
+
 def is_int(x: object) -> TypeGuard[int]:
     """Whether it is Python's or a compiler's whole number: True is an int of Python's, too."""
     return isinstance(x, int) and not isinstance(x, bool)
@@ -80,7 +94,7 @@ def is_int(x: object) -> TypeGuard[int]:
 def check_count(name: str, count: int) -> None:
     """Raise ValueError unless `count`, by its name, is a whole number from 1 on."""
     if not is_int(count) or count < 1:
-        raise ValueError(f"{name} is {count!r}; expected a whole number from 1 on")
+        raise ValueError(f"{name} is {told(count)}; expected a whole number from 1 on")
 
 
 def check_floating_point(dtype: torch.dtype) -> None:
@@ -324,7 +338,7 @@ def check_head_chunk(head_chunk: int, group: int) -> None:
     """Raise ValueError unless `head_chunk` divides the `group` of heads of a KV head, or is a multiple of it."""
     if not is_int(head_chunk) or head_chunk < 1 or (group % head_chunk and head_chunk % group):
         raise ValueError(
-            f"head_chunk is {head_chunk!r}; expected a whole number that divides the {group} query heads "
+            f"head_chunk is {told(head_chunk)}; expected a whole number that divides the {group} query heads "
             f"of a KV head, or a multiple of {group}"
         )
 
@@ -383,4 +397,4 @@ def check_block_table(block_table: Tensor, q_window: Tensor, k_cache: Tensor) ->
 def check_splits(splits: int | str) -> None:
     """Raise ValueError unless `splits` is "auto" or a count from 1 to 128."""
     if splits != "auto" and not (is_int(splits) and 1 <= splits <= MAX_SPLITS):
-        raise ValueError(f"splits is {splits!r}; expected 'auto' or a whole number from 1 to {MAX_SPLITS}")
+        raise ValueError(f"splits is {told(splits)}; expected 'auto' or a whole number from 1 to {MAX_SPLITS}")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention
 from mta_kernels.conv_attention.arguments import (
+    as_float,
     as_int,
     autocast_dtype,
     cast_unless_float32,
@@ -79,6 +80,7 @@ def multi_token_attention(
     not fit or a backend that cannot run, and RuntimeError for a derivative that the backend does not have.
     """
     given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
+    dropout = as_float(dropout)
     after = NormGate.of(norm_weight, norm_eps, depth, gate_weight, gate_bias)
     check_are_tensors(
         q=q, k=k, v=v, **given._asdict(), **after.tensors, q_history=q_history, cu_seqlens=cu_seqlens
@@ -89,7 +91,7 @@ def multi_token_attention(
         given = Mixers(*map(cast_unless_float32, given))
         after = NormGate(*map(cast_unless_float32, after))
     tensors = q, k, v, *given, *after.tensors.values()
-    options = causal, scale, pad_key, norm_eps, after.depth, dropout, backend
+    options = causal, scale, pad_key, after.norm_eps, after.depth, dropout, backend
     more: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens}
     may_be_known = q_history is None and cu_seqlens is None and seed is None
     if may_be_known and (known := checked_before(tensors, options)) is not None:

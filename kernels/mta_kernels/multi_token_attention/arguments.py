@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import (
+    as_float,
     as_int,
     check_history,
     check_like,
@@ -20,7 +21,7 @@ from mta_kernels.conv_attention.arguments import (
     is_int,
 )
 from mta_kernels.multi_token_attention.mixers import Mixers, rows_needed_before
-from mta_kernels.operation import PAD_KEYS
+from mta_kernels.operation import PAD_KEYS, told
 
 
 class NormGate(NamedTuple):
@@ -38,7 +39,7 @@ class NormGate(NamedTuple):
         gate_bias: Tensor | None,
     ) -> NormGate:  # fmt: skip
         """What the public functions are given, its numbers as Python's; not checked."""
-        return cls(norm_weight, norm_eps, as_int(depth), gate_weight, gate_bias)
+        return cls(norm_weight, as_float(norm_eps), as_int(depth), gate_weight, gate_bias)
 
     @property
     def factor(self) -> float:
@@ -118,8 +119,10 @@ def check_norm_and_gate(after: NormGate, q: Tensor, like: str = "q") -> None:
                 f"norm_weight has shape {tuple(norm_weight.shape)}; expected [{head_dim}], a number a head dim"
             )
         check_like("norm_weight", norm_weight, q, like)
-    if isinstance(norm_eps, bool) or not isinstance(norm_eps, int | float) or not 0 <= norm_eps < math.inf:
-        raise ValueError(f"norm_eps is {norm_eps!r}; expected a finite number from 0 on, 1e-5 in the paper's models")
+    if not isinstance(norm_eps, float) or not 0 <= norm_eps < math.inf:
+        raise ValueError(
+            f"norm_eps is {told(norm_eps)}; expected a finite number from 0 on, 1e-5 in the paper's models"
+        )
     check_depth(depth)
     if depth is not None and norm_weight is None:
         raise ValueError(
@@ -147,16 +150,16 @@ def check_norm_and_gate(after: NormGate, q: Tensor, like: str = "q") -> None:
 
 def check_depth(depth: int | None) -> None:
     """Raise ValueError unless `depth` is None or the index of a layer."""
-    if isinstance(depth, int) and depth >= 2**63:  # its hundreds of digits are not told
-        raise ValueError("depth is beyond 2**63 - 1; expected the layer's index, a whole number from 0 on, or None")
-    if depth is not None and (not is_int(depth) or depth < 0):
-        raise ValueError(f"depth is {depth!r}; expected the layer's index, a whole number from 0 on, or None")
+    if depth is not None and (not is_int(depth) or not 0 <= depth < 2**63):
+        raise ValueError(
+            f"depth is {told(depth)}; expected the layer's index, a whole number from 0 to 2**63 - 1, or None"
+        )
 
 
 def check_share(dropout: float) -> None:
     """Raise ValueError unless `dropout` is a share below 1."""
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise ValueError(f"dropout is {dropout!r}; expected a number from 0 to below 1, the share that is dropped")
+    if not isinstance(dropout, float) or not 0 <= dropout < 1:
+        raise ValueError(f"dropout is {told(dropout)}; expected a number from 0 to below 1, the share that is dropped")
 
 
 def check_dropout(dropout: float, seed: int | Tensor | None, q: Tensor) -> None:
@@ -170,5 +173,5 @@ def check_dropout(dropout: float, seed: int | Tensor | None, q: Tensor) -> None:
             )
     elif seed is not None and (not is_int(seed) or not 0 <= seed < 2**63):
         raise ValueError(
-            f"seed is {seed!r}; expected a whole number from 0 to 2**63 - 1, or None for another each call"
+            f"seed is {told(seed)}; expected a whole number from 0 to 2**63 - 1, or None for another each call"
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 from mta_kernels.backend_lookup import any_of, check_can_run
 from mta_kernels.conv_attention import backends as conv_backends
 from mta_kernels.conv_attention.arguments import (
+    as_float,
     autocast_dtype,
     cast_unless_float32,
     check_are_tensors,
@@ -77,6 +78,7 @@ def explain(
     asked = like_cast(q)
     check_asked(asked, like_cast(k), like_cast(v), decode=decode)
     check_mixers(given, asked)
+    dropout = as_float(dropout)
     check_dropout(dropout, None, q)
     operation = operation_of(given, q.shape[-1], causal=causal, scale=None, pad_key="both")
     if is_conv_attention(operation, dropout, backend):

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from mta_kernels.conv_attention import identity_weight
-from mta_kernels.conv_attention.arguments import as_int, check_are_tensors, check_count, check_floating_point, is_int
+from mta_kernels.conv_attention.arguments import (
+    as_float,
+    as_int,
+    check_are_tensors,
+    check_count,
+    check_floating_point,
+    is_int,
+)
 from mta_kernels.conv_attention.choice import Choice
 from mta_kernels.multi_token_attention.api import multi_token_attention
 from mta_kernels.multi_token_attention.arguments import check_depth, check_share
@@ -19,7 +26,7 @@ from mta_kernels.multi_token_attention.decode.arguments import check_wants_no_gr
 from mta_kernels.multi_token_attention.decode.reference import prefill_state
 from mta_kernels.multi_token_attention.decode.state import DecodeState, needs_state
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
-from mta_kernels.operation import key_padding
+from mta_kernels.operation import key_padding, told
 
 PROJECTIONS = ("wq", "wk", "wv", "wo")  # of the original's attention, which a model has beside this
 
@@ -80,6 +87,7 @@ class MultiTokenAttention(nn.Module):
     ) -> None:
         super().__init__()
         heads, head_dim, depth, post_mix = map(as_int, (heads, head_dim, depth, post_mix))
+        dropout = as_float(dropout)
         self.heads, self.head_dim, self.depth, self.dropout = heads, head_dim, depth, dropout
         self.causal, self.scale, self.pad_key, self.backend = causal, scale, pad_key, backend
         check_count("heads", heads)
@@ -123,7 +131,7 @@ class MultiTokenAttention(nn.Module):
         heads, head_dim, layers = PRESETS[name]
         layer = as_int(layer)
         if not is_int(layer) or not 0 <= layer < layers:
-            raise ValueError(f"layer is {layer!r}; {name} has the layers 0 to {layers - 1}")
+            raise ValueError(f"layer is {told(layer)}; {name} has the layers 0 to {layers - 1}")
         if layer % 4 != 2:
             options = {"pre_conv": None, "post_conv": None} | options
         return cls(**{"heads": heads, "head_dim": head_dim} | options)
@@ -300,7 +308,7 @@ def _check_parts(
     is_group = isinstance(post_mix, int) and (isinstance(post_mix, bool) or (post_mix > 0 and heads % post_mix == 0))
     if not is_group and post_mix != "linear":
         raise ValueError(
-            f"post_mix is {post_mix!r}; expected True, False, 'linear' or the heads of a group, "
+            f"post_mix is {told(post_mix)}; expected True, False, 'linear' or the heads of a group, "
             f"a number that divides the {heads} heads"
         )
     if not isinstance(norm, bool):

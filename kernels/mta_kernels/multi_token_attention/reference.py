@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import as_int, check_are_tensors, row_range
+from mta_kernels.conv_attention.arguments import as_float, as_int, check_are_tensors, row_range
 from mta_kernels.conv_attention.reference import convolve_scores, repeat_heads
 from mta_kernels.multi_token_attention.arguments import NormGate, check_arguments
 from mta_kernels.multi_token_attention.dropout import kept, seed_tensor
@@ -68,12 +68,8 @@ def multi_token_attention_reference(
     check_are_tensors(
         q=q, k=k, v=v, **given._asdict(), **after.tensors, q_history=q_history, cu_seqlens=cu_seqlens
     )  # fmt: skip
-    extras: dict[str, Any] = {
-        "dropout": dropout,
-        "seed": as_int(seed),
-        "q_history": q_history,
-        "cu_seqlens": cu_seqlens,
-    }
+    dropout, seed = as_float(dropout), as_int(seed)
+    extras: dict[str, Any] = {"dropout": dropout, "seed": seed, "q_history": q_history, "cu_seqlens": cu_seqlens}
     check_arguments(q, k, v, given, after, pad_key, **extras)
     if rows is not None and cu_seqlens is not None:
         raise ValueError("rows and cu_seqlens are both given; cut the document out to have some of its rows")
