@@ -15,7 +15,7 @@ from matplotlib.transforms import ScaledTranslation
 from mtabench.charts.chart import PANEL_INCHES, Chart, columns_of
 from mtabench.charts.failures import failure_note
 from mtabench.charts.labels import ROW_INCHES, Named, name_lines, names_width, reserve_room
-from mtabench.charts.panels import Line, Panel, side_by_side
+from mtabench.charts.panels import Line, Panel, broken, side_by_side
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, length_label, unsettled_note
 from mtabench.implementations import Style
@@ -79,7 +79,7 @@ def line_chart(
         if over:
             over(axes, look)
         for line in sorted(panel.lines, key=lambda line: not line.yardstick):  # the rivals on top
-            _draw_line(axes, line, look, raised[id(panel)].get(line.label, 0.0))
+            _draw_line(axes, line, panel.places, look, raised[id(panel)].get(line.label, 0.0))
         if not any(np.isfinite(line.y).any() for line in panel.lines):
             at: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "va": "center"}
             axes.text(0.5, 0.5, y_axis.nothing, color=look.theme.quiet, **at)
@@ -151,8 +151,8 @@ def log_ticks(axis: Any, decades: float, sign: str = "") -> None:
 
 def _places(shown: Sequence[Panel]) -> list[float]:
     """Where something stands on the x axis, in order."""
-    of_lines = {float(x) for panel in shown for line in panel.lines for x in (*line.x, *(line.auto or ())[:1])}
-    return sorted(of_lines | {float(x) for panel in shown for failure in panel.failures for x in failure.xs})
+    of_auto = {line.auto[0] for panel in shown for line in panel.lines if line.auto}
+    return sorted(of_auto.union(*(panel.places for panel in shown)))
 
 
 def _x_limits(xs: list[float]) -> tuple[float, float]:
@@ -208,14 +208,15 @@ def _set_y_axis(axes: Axes, y_axis: YAxis, limits: tuple[float, float] | None) -
     log_ticks(axes.yaxis, float(np.log10(limits[1] / limits[0])), y_axis.sign)
 
 
-def _draw_line(axes: Axes, line: Line, look: Look, raised: float = 0.0) -> None:
+def _draw_line(axes: Axes, line: Line, places: set[float], look: Look, raised: float = 0.0) -> None:
     colour = look.colour(line.impl)
     figure = axes.get_figure(root=True)
     assert figure is not None
     place: dict[str, Any] = {"transform": axes.transData + ScaledTranslation(0, raised, figure.dpi_scale_trans)}
-    axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0, **place)
+    path = broken(line, line.x, places)
+    axes.fill_between(path.x, path.low, path.high, color=colour, alpha=0.2, linewidth=0, **place)
     axes.vlines(line.x, line.low, line.high, color=colour, linewidth=0.8, **place)
-    axes.plot(line.x, line.y, label=line.label, **look.line(line.impl), **place)
+    axes.plot(path.x, path.y, label=line.label, **look.line(line.impl), **place)
     if line.hollow.any():
         axes.plot(line.x[line.hollow], line.y[line.hollow], **look.hollow(line.impl), **place)
     if line.auto:

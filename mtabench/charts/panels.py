@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 
 import numpy as np
 import pandas as pd
@@ -67,6 +67,19 @@ class Panel:
     title: str
     lines: tuple[Line, ...]
     failures: tuple[Failure, ...]
+
+    @property
+    def places(self) -> set[float]:
+        """Where on the x axis it has a value or a failure."""
+        values = {float(x) for line in self.lines for x in line.x}
+        return values | {float(x) for failure in self.failures for x in failure.xs}
+
+
+def broken(line: Line, own: Sequence[float] | np.ndarray, places: Iterable[float]) -> Line:
+    """The line as it is drawn: it ends, by NaN, between two of its `own` places where another of `places` lies."""
+    skipped = [i for i, (a, b) in enumerate(pairwise(own), 1) if any(a < place < b for place in places)]
+    x, y, low, high = (np.insert(values, skipped, np.nan) for values in (line.x, line.y, line.low, line.high))
+    return replace(line, x=x, y=y, low=low, high=high)
 
 
 def problems(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -19,7 +19,7 @@ from mtabench.charts.failures import failure_note
 from mtabench.charts.findings import plain, reach, where
 from mtabench.charts.labels import names_width
 from mtabench.charts.lines import log_ticks, naming, plain_axes, spread, yardstick_notes
-from mtabench.charts.panels import Panel, column, panels, unsettled_times
+from mtabench.charts.panels import Panel, broken, column, panels, unsettled_times
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, number, percent, span, unsettled_note
 from mtabench.console import flop_unit
@@ -59,7 +59,9 @@ def chart(cells: pd.DataFrame) -> Chart | None:
     shown = panels(valid, column("rate"), unsettled_times, across="intensity")
     lines = [line for panel in shown for line in panel.lines]
     labels = {line.label for line in lines}
-    failed = failure_note(panels(cells, column("useful_tflops")))
+    with_failures = panels(cells, column("useful_tflops"))
+    failed = failure_note(with_failures)
+    measured = {panel.title: panel.places for panel in with_failures}
     ceilings = known_ceilings(cells)
     memory = ceilings.memory(cells["pass"].iloc[0])
     roof = Roof(factor * (ceilings.matmul_tflops or 0) or None, memory, factor * (memory.gbytes_s or 0) / 1e3, unit)
@@ -73,7 +75,7 @@ def chart(cells: pd.DataFrame) -> Chart | None:
         titled(cells, _finding(cells, roof), "arithmetic against arithmetic intensity"),
         caption(cells, "useful FLOPs over median time", [*notes, *unsettled_note(cells), ceilings.note, *failed]),
         shown,
-        partial(_draw, x_limits=x_limits, y_limits=y_limits, roof=roof, sizes=sizes, labels=labels),
+        partial(_draw, x_limits=x_limits, y_limits=y_limits, roof=roof, sizes=sizes, labels=labels, measured=measured),
         "arithmetic intensity (useful FLOP/byte)",
         unit,
         columns_of(cells, len(shown)),
@@ -93,8 +95,10 @@ def _spread(low: float, high: float, least: float) -> Ends:
     return 10 ** decades[0], 10 ** decades[1]
 
 
-def _draw(axes: Axes, panel: Panel, look: Look, x_limits: Ends, y_limits: Ends, roof: Roof,
-          sizes: dict[int, float], labels: set[str]) -> Callable[[], None]:  # fmt: skip
+def _draw(
+    axes: Axes, panel: Panel, look: Look, x_limits: Ends, y_limits: Ends, roof: Roof, sizes: dict[int, float],
+    labels: set[str], measured: dict[str, set[float]],
+) -> Callable[[], None]:  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(*x_limits)
@@ -103,8 +107,10 @@ def _draw(axes: Axes, panel: Panel, look: Look, x_limits: Ends, y_limits: Ends, 
     log_ticks(axes.yaxis, np.log10(y_limits[1] / y_limits[0]))
     plain_axes(axes, look, grid="both")
     _draw_roof(axes, x_limits, roof, look)
+    seqs = measured.get(panel.title, set()).union(*(line.seqs for line in panel.lines))
     for line in sorted(panel.lines, key=lambda line: not line.yardstick):  # the rivals on top
-        axes.plot(line.x, line.y, label=line.label, **look.line(line.impl) | {"marker": "none"})
+        path = broken(line, line.seqs, seqs)
+        axes.plot(path.x, path.y, label=line.label, **look.line(line.impl) | {"marker": "none"})
         colour, paper = look.colour(line.impl), look.theme.paper
         axes.scatter(
             line.x,

@@ -24,6 +24,22 @@ def test_time_shows_the_medians_of_the_file_and_what_was_measured(measured):
         assert expected in words(shown), expected
 
 
+def test_a_line_breaks_at_a_length_that_others_have_and_it_has_not(measured):
+    lengths = (1024, 2048, 4096, 8192)
+    cells = [conv_cell("eager", seq, 2.0) for seq in lengths]
+    cells += [conv_cell("triton", seq, 1.0) for seq in lengths if seq != 4096]  # 4096 was not measured
+    cells += [conv_cell("compile", seq, 1.0) if seq != 2048 else oom("compile", seq) for seq in lengths]
+    cells += [conv_cell("triton", seq, 1.0, head_dim=128) for seq in (1024, 8192)]  # nobody has others
+    axes, wide = measured("time", cells).axes
+    drawn = {label: [x for x, y in points if np.isfinite(y)] for label, points in lines(axes).items()}
+    assert drawn == {"eager": [*lengths], "triton": [1024, 2048, 8192], "compile": [1024, 4096, 8192]}
+    assert [np.isnan(y) for _, y in lines(axes)["triton"]] == [False, False, True, False]
+    assert [np.isnan(y) for _, y in lines(axes)["compile"]] == [False, True, False, False]
+    assert not any(np.isnan(y) for _, y in lines(axes)["eager"])
+    assert lines(wide)["triton"] == [(1024, 1.0), (8192, 1.0)]
+    assert [len(bands.get_paths()) for bands in axes.collections[::2]] == [1, 2, 2]  # as the lines
+
+
 def test_bands_go_from_the_10th_to_the_90th_percentile(measured):
     (axes,) = measured("time", [conv_cell("triton", seq, 2.0) for seq in (1024, 2048)]).axes
     heights = axes.collections[0].get_paths()[0].vertices[:, 1]

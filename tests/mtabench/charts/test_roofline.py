@@ -41,6 +41,15 @@ def test_roofline_has_a_path_an_implementation_below_the_ceilings_that_the_rows_
     )
 
 
+@pytest.mark.parametrize("missing", [[], [oom("triton", 1024)]], ids=["not measured", "failed"])
+def test_a_path_breaks_at_a_length_without_a_value(measured, missing):
+    """Whether another implementation was measured there or this one failed."""
+    cells = [roof_cell(conv_cell, "triton", seq, at, 0.1) for seq, at in ((512, 50), (2048, 200), (4096, 400))]
+    others = missing or [roof_cell(conv_cell, "eager", 1024, 100, 0.1)]
+    (axes,) = measured("roofline", [*cells, *others]).axes
+    assert [x for x, _ in lines(axes)["triton"]] == pytest.approx([50, np.nan, 200, 400], nan_ok=True)
+
+
 def test_slow_cells_are_drawn_in_gflops_with_their_ceilings(measured):
     """Rates of a small CPU, whose roof keeps its shape: a ridge at 200 FLOP/byte."""
     shapes = ((256, 25), (512, 50), (1024, 400), (2048, 800))
