@@ -32,6 +32,13 @@ def mixed_run(path):
     return write_run(path, cells)
 
 
+def gap_run(path):
+    """Eager fails at the second of four lengths; triton was not measured at the third."""
+    lengths = (1024, 2048, 4096, 8192)
+    cells = {case(seq): rounds(2.0) if seq != 2048 else ("error", "broke") for seq in lengths}
+    return write_run(path, cells | {case(seq, "triton"): rounds(1.0) for seq in lengths if seq != 4096})
+
+
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory):
     """Pages by name: committed results without samples, a run with failures and samples, and a hostile one."""
@@ -43,6 +50,7 @@ def reports(tmp_path_factory):
         "whole": RESULTS / "mta-all-fwd.csv",
         "mixed": mixed_run(folder / "mixed.csv"),
         "hostile": poison(mixed_run(folder / "hostile.csv")),
+        "gap": gap_run(folder / "gap.csv"),
         "slow": write_run(folder / "slow.csv", {case(64): rounds(100.0)}),
         "failed": write_run(folder / "failed.csv", {case(): ("error", "broke")}),
     }
@@ -213,6 +221,13 @@ def test_failures_are_words_and_a_list_and_no_mark_in_a_chart(opened, screenshot
     assert points(page) == [8, 8]  # the times alone
     assert "RuntimeError: broke · 6 cells" in page.locator("#failed").inner_text()
     screenshot("report-failures")
+
+
+def test_a_line_breaks_at_a_length_that_it_lacks(opened):
+    page = opened("gap")
+    drawn = page.locator("#time .mark-line path").evaluate_all("all => all.map(one => one.getAttribute('d'))")
+    assert sorted(len(re.findall("[ML]", path)) for path in drawn) == [1, 1, 2, 2]  # points of each piece
+    assert points(page) == [6]
 
 
 def test_details_show_samples_and_a_command_to_copy(opened):

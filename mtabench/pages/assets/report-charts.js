@@ -146,6 +146,17 @@ function makeReportCharts(data, cells) {
     ];
   }
 
+  // The same points, each with the number of its part of a line, which breaks at a length without a value of its own.
+  function inParts(points, lengths) {
+    return [...Map.groupBy(points.toSorted((a, b) => a.seq - b.seq), ({ impl }) => impl).values()].flatMap((line) => {
+      let part = 0;
+      return line.map((point, i) => {
+        if (i && lengths.some((length) => line[i - 1].seq < length && length < point.seq)) part += 1;
+        return { ...point, part };
+      });
+    });
+  }
+
   // One panel: lines of implementations against sequence length. What failed is said below, for a mark would read as a
   // value.
   function panelSpec(panel, kind, frame, width) {
@@ -181,7 +192,10 @@ function makeReportCharts(data, cells) {
     };
     const tooltip = { field: "tip", type: "nominal" };
     const layer = [
-      { mark: { type: "line", clip: true }, encoding: { x, y, color, strokeDash: dash, detail: { field: "impl" } } },
+      {
+        data: { values: inParts(points, panel.cells.map(({ seq }) => seq)) }, mark: { type: "line", clip: true },
+        encoding: { x, y, color, strokeDash: dash, detail: [{ field: "impl" }, { field: "part" }] },
+      },
       { mark: { type: "rule", strokeWidth: 1.5 }, encoding: { x, y: { ...y, field: "low" }, y2: { field: "high" }, color } },
       { data: { values: solid }, mark: { type: "point", filled: true, opacity: 1 }, encoding: { x, y, color, tooltip } },
       {
