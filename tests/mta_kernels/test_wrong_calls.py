@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from mta_kernels.conv_attention import (
     ConvAttention,
@@ -26,11 +27,17 @@ from mta_kernels.multi_token_attention import (
 Q = torch.randn(1, 4, 8, 16)
 QKV = (Q, Q, Q)
 MIX, TAPS, LENGTHS = torch.eye(4), torch.randn(4, 3, 3), torch.tensor([8], dtype=torch.int32)
+ONE = torch.ones(())
 STEP = (Q[:, :, -3:], Q, Q)
 
 
 def module(*sizes, **options):
     return MultiTokenAttention(*(sizes or (4, 16)), **options)
+
+
+def with_dual(function):
+    with forward_ad.dual_level():
+        function(forward_ad.make_dual(ONE, ONE))
 
 
 def preset(layer, name="mta-1b"):
@@ -123,6 +130,14 @@ CALLS = {
     ),
     "conv scale: learned": (
         lambda: conv_attention(*QKV, TAPS, scale=torch.ones((), requires_grad=True)), TypeError, "multiply q by it",
+    ),
+    "conv scale: with a tangent": (
+        lambda: torch.func.jvp(lambda scale: conv_attention(*QKV, TAPS, scale=scale), (ONE,), (ONE,)), RuntimeError,
+        "scale has no forward-mode derivatives .* multiply q by it instead",
+    ),
+    "scale: a dual tensor": (
+        lambda: with_dual(lambda scale: multi_token_attention(*QKV, pre_mix=MIX, scale=scale)), RuntimeError,
+        "scale has no forward-mode derivatives .* multiply q by it instead",
     ),
     "decode: pre_conv": (
         lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_conv=[1]), TypeError, "pre_conv is a list; ex",

@@ -15,6 +15,7 @@ from mta_kernels.conv_attention.arguments import (
     check_arguments,
     check_count,
     check_floating_point,
+    check_scale,
     check_shared_cache,
     check_splits,
     check_whole_sequence,
@@ -95,6 +96,7 @@ def _checked(
         weight, q, k, v, q_history = cast_for_autocast(weight, q, k, v, q_history)
     head_chunk = as_int(head_chunk)
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
+    check_scale(scale)
     head_dim, shared = q.shape[3], is_shared(group)
     operation = Operation.of(weight.shape[1:], head_dim, causal=causal, scale=scale, pad_key=pad_key)
     gradients = wants_gradient(q, k, v, weight, q_history)
@@ -156,6 +158,7 @@ def conv_attention_decode(
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
     splits = as_int(splits)
     check_splits(splits)
+    check_scale(scale)
     head_dim, shared = q_window.shape[3], is_shared(group)
     operation = Operation.of(weight.shape[1:], head_dim, scale=scale, pad_key=pad_key)
     tensors = q_window, k_cache, v_cache

@@ -86,6 +86,11 @@ def as_float(x: Any) -> Any:
         return x
 
 
+def check_scale(scale: object) -> None:
+    """Raise RuntimeError if `scale` is a tensor with a tangent, which would be lost."""
+    check_no_tangents("scale", "multiply q by it instead", scale)
+
+
 def is_int(x: object) -> TypeGuard[int]:
     """Whether it is Python's or a compiler's whole number: True is an int of Python's, too."""
     return isinstance(x, int) and not isinstance(x, bool)

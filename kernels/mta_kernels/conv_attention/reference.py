@@ -21,6 +21,7 @@ from mta_kernels.conv_attention.arguments import (
     check_block_table,
     check_has_floating_point,
     check_heads,
+    check_scale,
     check_weight,
     check_whole_numbers,
     head_parts,
@@ -64,6 +65,7 @@ def conv_attention_reference(
             dim=2,
         )
 
+    check_scale(scale)
     operation = Operation.of(weight.shape[1:], q.shape[3], causal=causal, scale=scale, pad_key=pad_key)
     before = rows_before(q.shape[2], k.shape[2], weight.shape[1])
     start, stop = row_range(rows, q.shape[2])
@@ -127,6 +129,7 @@ def conv_attention_decode_reference(
             f"lengths has {int(lengths.max())} and the cache holds {keys_there} keys a sequence; give at most as many"
         )
     _, query_heads, window, head_dim = q_window.shape
+    check_scale(scale)
     operation = Operation.of(weight.shape[1:], head_dim, scale=scale, pad_key=pad_key)
     window = min(window, operation.conv.query_taps)
     column = torch.arange(keys_there, device=k_cache.device)

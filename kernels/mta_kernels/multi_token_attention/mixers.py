@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mta_kernels.conv_attention.arguments import check_scale
 from mta_kernels.operation import Convolution, HeadMix, Operation, is_causal, key_padding, softmax_scale
 
 
@@ -31,8 +32,10 @@ def rows_needed_before(mixers: Mixers) -> int:
 def operation_of(given: Mixers, head_dim: int, *, causal: bool, scale: float | None, pad_key: str) -> Operation:
     """The operation of mixers as a caller gives them.
 
-    Raises ValueError for an unknown `pad_key`, and TypeError for a scale or `causal` of another kind.
+    Raises ValueError for an unknown `pad_key`, TypeError for a scale or `causal` of another kind, and RuntimeError for
+    a scale with a tangent.
     """
+    check_scale(scale)
     pads = (0 if taps is None else key_padding(taps.shape[2], pad_key) for taps in (given.pre_conv, given.post_conv))
     groups = (1 if mix is None or mix.dim() == 2 else mix.shape[0] for mix in (given.pre_mix, given.post_mix))
     return operation_by_numbers(given, is_causal(causal), softmax_scale(scale, head_dim), *pads, *groups)
