@@ -49,7 +49,7 @@ SMS, SMS_OF_CLUSTERS = 132, {1: 132, 2: 132, 4: 120, 8: 120, 16: 112}
 # its taps' gradient.
 TRITON_ROWS_SHARE, TRITON_ROWS_BACKWARD_SHARE, TRITON_CONVOLUTION_SHARE = 1.0, 0.72, 0.52
 # Scores a second that warps mix, beside their products and exponentials: one warp a scheduler, which waits for each.
-LOGITS_RATE, VALUES_RATE = 2.0e12, 3.2e12
+LOGITS_RATE, VALUES_RATE = 2.05e12, 3.3e12
 FLOAT = 4
 
 
