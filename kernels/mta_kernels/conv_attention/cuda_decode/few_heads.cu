@@ -254,9 +254,7 @@ DEVICE void finish(const Arguments& args, const Segment& segment, uint32_t share
         if (head < HEADS) store_shared(scratch + head * OUT_PITCH + number * 4, sums.out[i / 4][i % 4]);
     }
     add_warps(args, segment, shared);
-    const int kv_head = segment.sequence * args.lengths.kv_heads + segment.kv_head;
-    int* arrived = args.arrived + kv_head * HEAD_BLOCKS + blockIdx.x % HEAD_BLOCKS;
-    if (segment.programs == 1 || !last_to_come(shared, arrived, segment.programs)) return;
+    if (segment.programs == 1 || !last_to_come(args, segment, shared + FLAG_AT, [] { __syncthreads(); })) return;
     add_programs(args, shared, segment.first_program, segment.programs);
     Segment whole = segment;
     whole.programs = 1;

@@ -275,19 +275,8 @@ struct Consumer {
             write_part(args, segment, head, number, maximum, total, value);
         }
         block_sync(OF_ALL, THREADS);  // all have read what the next folded queries take the place of
-        if (LAST_ADDS_UP && segment.programs > 1 && last_to_come(args, segment)) add_parts(args, segment);
-    }
-    // Whether this program is the last of those that share the segment's head: all have written their parts.
-    DEVICE bool last_to_come(const Arguments& args, const Segment& segment) const {
-        if (thread_index() == 0) {
-            const int kv_head = segment.sequence * args.lengths.kv_heads + segment.kv_head;
-            int* arrived = args.arrived + kv_head * HEAD_BLOCKS + blockIdx.x % HEAD_BLOCKS;
-            const bool last = arrive(arrived) == segment.programs - 1;
-            if (last) *arrived = 0;
-            store_shared(shared + MAXIMA_AT, (uint32_t)last);
-        }
-        block_sync(OF_ALL, THREADS);
-        return load_shared(shared + MAXIMA_AT);
+        const auto meet = [] { block_sync(OF_ALL, THREADS); };
+        if (LAST_ADDS_UP && segment.programs > 1 && last_to_come(args, segment, shared + MAXIMA_AT, meet)) add_parts(args, segment);
     }
 };
 

@@ -2,17 +2,6 @@
 #pragma once
 #include "merge.cuh"
 
-// Whether this program is the last of those that share a head: all have written their parts.
-DEVICE bool last_to_come(uint32_t shared, int* arrived, int programs) {
-    if (thread_index() == 0) {
-        const bool last = arrive(arrived) == programs - 1;
-        if (last) *arrived = 0;
-        store_shared(shared + FLAG_AT, (uint32_t)last);
-    }
-    __syncthreads();
-    return load_shared(shared + FLAG_AT);
-}
-
 // A warp's part becomes the sum of every WARPS'th program's.
 DEVICE void add_programs(const Arguments& args, uint32_t shared, int first_program, int programs) {
     constexpr int VECTORS = HEADS * DEPTH / 4;

@@ -23,6 +23,20 @@ DEVICE void write_part(const Arguments& args, const Segment& segment, int head, 
         if (number + j < HEAD_DIM) out[number + j] = from_float<ELEMENT>(value[j] * inverse).bits;
 }
 
+// Whether this program is the last of those that share a segment's head: all have written their parts. Threads that `meet` share
+// the flag.
+template <class Meet> DEVICE bool last_to_come(const Arguments& args, const Segment& segment, uint32_t flag, const Meet& meet) {
+    if (thread_index() == 0) {
+        const int kv_head = segment.sequence * args.lengths.kv_heads + segment.kv_head;
+        int* arrived = args.arrived + kv_head * HEAD_BLOCKS + blockIdx.x % HEAD_BLOCKS;
+        const bool last = arrive(arrived) == segment.programs - 1;
+        if (last) *arrived = 0;
+        store_shared(flag, (uint32_t)last);
+    }
+    meet();
+    return load_shared(flag);
+}
+
 // A maximum and a sum, and weighted values.
 struct Part {
     float maximum, sum, values[4];
