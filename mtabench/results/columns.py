@@ -222,7 +222,10 @@ TABLE: tuple[Column, ...] = (
         "sm_clock_mhz", "GPU clock while measuring", NUMBER, "MHz", attrgetter("measurement.sm_clock_mhz"),
         shown=Shown("clock", "MHz", 11, number("sm_clock_mhz", 4), place=8, wanted=shown.clocks_differ),
     ),
-    _measured("throttled", "whether the GPU was throttled", FLAG, "", attrgetter("measurement.throttled")),
+    _measured(
+        "throttled", "whether heat or hardware throttled the GPU; a power cap shows in sm_clock_mhz", FLAG, "",
+        attrgetter("measurement.throttled"),
+    ),
     _measured(
         "energy_j", "energy of one call among its likes, by NVML, rest power included", NUMBER, "J",
         attrgetter("measurement.energy_j"), since=1, shown=Shown("energy", "J", 9, number("energy_j")), detail=0,
