@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mta_kernels.multi_token_attention import (
     DecodeState,
+    MultiTokenAttention,
     explain,
     multi_token_attention_decode,
     multi_token_attention_decode_reference,
@@ -75,6 +76,18 @@ def test_every_combination_of_parts(parts: dict[str, bool]) -> None:
     step = (inputs.step([1, 2, 3])[name] for name in ("q_window", "k_cache", "v_cache"))
     told = explain(*step, **inputs.mixers, decode=True)
     assert str(told).endswith(", with the CUDA kernels mta_decode_keys and mta_decode_values")
+
+
+def test_a_module_explains_its_steps() -> None:
+    attention = MultiTokenAttention(16, 64, pre_conv=None, post_conv=None, device=DEVICE)
+    q_window, k, v = torch.randn(3, 1, 16, 64, 64, device=DEVICE, dtype=torch.float16)
+    q_window = q_window[:, :, :6]
+    told = attention.explain(q_window, k, v, decode=True)
+    assert str(told).endswith(", with the CUDA kernels mta_decode_keys and mta_decode_values")
+    lengths = torch.tensor([64], dtype=torch.int32, device=DEVICE)
+    assert attention.decode(q_window, k, v, lengths=lengths).isfinite().all()
+    with pytest.raises(ValueError, match="a decode step is causal"):
+        MultiTokenAttention(16, 64, causal=False).explain(q_window, k, v, decode=True)
 
 
 @pytest.mark.parametrize("dtype", [x for x in DTYPES if x.itemsize == 2], ids=str)

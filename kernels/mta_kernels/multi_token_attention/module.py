@@ -249,13 +249,20 @@ class MultiTokenAttention(nn.Module):
         """The parts around the softmax, by keyword."""
         return {name: x for name, x in self.mixers().items() if name in Mixers._fields}
 
-    def explain(self, q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Tensor | None = None) -> Choice:
-        """Which backend a call of the module takes, and why; raises as `explain`."""
+    def explain(
+        self, q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Tensor | None = None, decode: bool = False
+    ) -> Choice:
+        """Which backend a call of the module takes, and why; raises as `explain`.
+
+        If `decode`, a step by the method `decode`: its window of queries and contiguous caches are q, k and v.
+        """
+        options: dict[str, Any] = {"causal": self.causal, "cu_seqlens": cu_seqlens, "backend": self.backend}
+        if decode:
+            self._check_steps(q)
+            with torch.no_grad():
+                return explain(q, k, v, **self._mixing(), **options, decode=True)
         self._check_heads(q=q)
-        dropout = self.dropout if self.training else 0.0
-        return explain(
-            q, k, v, **self._mixing(), dropout=dropout, causal=self.causal, cu_seqlens=cu_seqlens, backend=self.backend
-        )
+        return explain(q, k, v, **self._mixing(), dropout=self.dropout if self.training else 0.0, **options)
 
     def extra_repr(self) -> str:
         shapes = {name: list(x.shape) for name, x in self.named_parameters(recurse=False)}
