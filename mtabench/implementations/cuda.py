@@ -135,7 +135,7 @@ def decode_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     constants = plan.constants
     code = compiled(constants.source(limits.target))
     yield CudaKernel("cuda_decode", code, constants.warps, constants.shared_memory)
-    if not constants.few_heads:
+    if not constants.last_adds_up:
         merge = compiled(constants.source(limits.target, "merge"))
         yield CudaKernel("cuda_decode_merge", merge, MERGE_THREADS // 32, MERGE_BYTES, "cuda_decode_merge")
 

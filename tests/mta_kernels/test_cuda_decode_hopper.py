@@ -79,6 +79,16 @@ def test_any_number_of_programs(gpu, multiprocessors: int) -> None:
         assert_decodes(run(inputs), *inputs, rounding=4)
 
 
+def test_two_blocks_of_heads_whose_last_programs_add_up(gpu, monkeypatch) -> None:
+    """Twice, by counts that are zeros again after the first call."""
+    monkeypatch.setattr(hopper_plan, "FEWEST_KEYS", 0)
+    gpu.multiprocessors = 9
+    inputs = make_groups([300, 900, 20, 0, 130], 24)
+    for _ in range(2):
+        assert_decodes(run(inputs), *inputs, rounding=4)
+    assert gpu.described == 2
+
+
 def test_the_order_of_threads_changes_nothing(gpu) -> None:
     gpu.multiprocessors = 2
     inputs = make_groups([700, 130])

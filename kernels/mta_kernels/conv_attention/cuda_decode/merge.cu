@@ -17,25 +17,8 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) cuda_decode_merge
     if (programs == 1 && blockIdx.x > 0) return;
     wait_for_launch_before();
     if (programs == 1) return;
-    Part part = {MINUS_INFINITY, 0, {0, 0, 0, 0}};
-    if (group < GROUPS)
-#pragma unroll 1
-        for (int first = group; first < programs; first += AT_ONCE * GROUPS) {
-            float2 statistics[AT_ONCE];
-            float4 values[AT_ONCE];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                const int other = first + i * GROUPS;
-                const int64_t block = (int64_t)(first_program + other) * HEAD_BLOCKS + head / ALL_HEADS;
-                const int64_t at = (2 * block + (other == 0)) * ALL_HEADS + head % ALL_HEADS;
-                const bool inside = other < programs;
-                statistics[i] = inside ? __ldcg(args.statistics + at) : float2{MINUS_INFINITY, 0};
-                values[i] = {0, 0, 0, 0};
-                if (inside) values[i] = __ldcg((const float4*)(args.parts + at * DEPTH) + vector);
-            }
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) part.add(statistics[i], values[i]);
-        }
+    const int first = group < GROUPS ? group : programs;
+    Part part = sum_of_parts<AT_ONCE, GROUPS>(args, first_program, programs, head / ALL_HEADS, head % ALL_HEADS, vector * 4, first);
     store_floats(shared + thread * 16, part.values);
     store_shared(shared + MERGE_THREADS * 16 + thread * 8, __float_as_uint(part.maximum), __float_as_uint(part.sum));
     __syncthreads();

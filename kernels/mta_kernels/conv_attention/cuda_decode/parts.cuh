@@ -51,30 +51,40 @@ struct Part {
     }
 };
 
+// Four numbers of a head of `head_block`, from `number` on, of every STEP'th of the programs that share it: from `first` on, AT_ONCE
+// of them on their way.
+template <int AT_ONCE, int STEP>
+DEVICE Part sum_of_parts(const Arguments& args, int first_program, int programs, int head_block, int head, int number, int first) {
+    Part part = {MINUS_INFINITY, 0, {0, 0, 0, 0}};
+#pragma unroll 1
+    for (int next = first; next < programs; next += AT_ONCE * STEP) {
+        float2 statistics[AT_ONCE];
+        float4 values[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int other = next + i * STEP;
+            const int64_t block = (int64_t)(first_program + other) * HEAD_BLOCKS + head_block;
+            const int64_t at = (2 * block + (other == 0)) * ALL_HEADS + head;
+            const bool inside = other < programs;
+            statistics[i] = inside ? __ldcg(args.statistics + at) : float2{MINUS_INFINITY, 0};
+            values[i] = {0, 0, 0, 0};
+            if (inside) values[i] = __ldcg((const float4*)(args.parts + at * DEPTH + number));
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) part.add(statistics[i], values[i]);
+    }
+    return part;
+}
+
 // Adds up the parts of the programs that share a segment's head, to `out`, by all of THREADS, with the last of the programs.
 DEVICE void add_parts(const Arguments& args, const Segment& segment) {
-    constexpr int AT_ONCE = 3;  // programs on their way
     Segment whole = segment;
     whole.programs = 1;
 #pragma unroll 1
     for (int i = thread_index(); i < ALL_HEADS * DEPTH / 4; i += THREADS) {
         const int head = i / (DEPTH / 4), number = i % (DEPTH / 4) * 4;
-        Part part = {MINUS_INFINITY, 0, {0, 0, 0, 0}};
-#pragma unroll 1
-        for (int first = 0; first < segment.programs; first += AT_ONCE) {
-            float2 statistics[AT_ONCE];
-            float4 values[AT_ONCE];
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) {
-                const int64_t block = (int64_t)(segment.first_program + first + k) * HEAD_BLOCKS + blockIdx.x % HEAD_BLOCKS;
-                const int64_t at = (2 * block + (first + k == 0)) * ALL_HEADS + head;
-                const bool inside = first + k < segment.programs;
-                statistics[k] = inside ? __ldcg(args.statistics + at) : float2{MINUS_INFINITY, 0};
-                values[k] = inside ? __ldcg((const float4*)(args.parts + at * DEPTH + number)) : float4{0, 0, 0, 0};
-            }
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) part.add(statistics[k], values[k]);
-        }
+        const int head_block = blockIdx.x % HEAD_BLOCKS;
+        const Part part = sum_of_parts<3, 1>(args, segment.first_program, segment.programs, head_block, head, number, 0);
         write_part(args, whole, head, number, part.maximum, part.sum, part.values);
     }
 }
