@@ -141,6 +141,7 @@ struct MixWarp {
                 at += args.pitch;
                 const float2 now = {sums.x + more.x, sums.y + more.y};
                 const bool grows[2] = {now.x > MOST, now.y > MOST};
+                __syncwarp();  // four lanes store the same
                 store_shared(sums_at + row * 64, float2{grows[0] ? sums.x : now.x, grows[1] ? sums.y : now.y});
                 too_large |= (grows[0] + 2 * grows[1]) << (2 * row);
             }
