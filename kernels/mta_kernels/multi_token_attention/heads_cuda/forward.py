@@ -75,7 +75,7 @@ def rebuild_probabilities(
     of all queries is float32 and contiguous. Returns sums of out `[B, H, rows, units]`, not contiguous, and of how many
     keys each is; those of units in which a row sees no key may not be written. All else as `pre_heads`.
     """
-    arguments, constants, kept = _arguments("rebuild", x, taps, conv, mix, out, where, sizes)
+    arguments, constants, kept = _arguments("rebuild", x, taps, conv, mix, out, where, sizes, even=sizes is None)
     batch, count, rows, _ = x.shape
     unit = constants.sizes.unit
     shape = batch, arguments.key_tiles * bands.plan.KEYS // unit, rows, count
@@ -89,12 +89,17 @@ def rebuild_probabilities(
 
 def _arguments(
     name: str, x: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, where: Rows,
-    sizes: plan.WalkSizes | None,
+    sizes: plan.WalkSizes | None, *, even: bool = False,
 ) -> tuple[Arguments, WalkConstants, Any]:  # fmt: skip
-    """What all of them take, the constants, and tensors to keep until the launch."""
+    """What all of them take, the constants, and tensors to keep until the launch; with `even` tasks or not.
+
+    Even tasks are longer, and with these the forward's blocks drift apart.
+    """
     sizes = sizes or plan.walk_sizes(name, capability(x.device) if x.is_cuda else None)
     constants = WalkConstants(name, x.dtype, x.shape[1], conv, where.causal, where.documents is not None, sizes)
     arguments, kept = bands.arguments_of(sizes.of_a_head, x, out, taps, where)
+    if even:
+        heads.make_tasks_even(arguments, constants, where, x)
     mix = mix.to(x.dtype).contiguous()
     arguments.mix, arguments.batch = mix.data_ptr(), x.shape[0]
     arguments.blocks = min(sm_count(x.device), x.shape[0] * arguments.row_tiles * arguments.key_tiles)

@@ -108,12 +108,7 @@ class HeadMixings:
         )
         arguments, kept = bands.arguments_of(self.heads.of_a_head, x, out, self.taps, where)
         if self.even:
-            last = max(where.first_position + arguments.rows, 1) if where.causal else 0
-            arguments.run = plan.rows_of_even_tasks(
-                constants.rows_of_task, self.conv.query_taps, arguments.rows, last, arguments.key_tiles, x.shape[0],
-                sm_count(x.device),
-            )  # fmt: skip
-            arguments.row_tiles = -(-arguments.rows // arguments.run)
+            make_tasks_even(arguments, constants, where, x)
         arguments.grad, arguments.above, arguments.owned = grad.data_ptr(), above, owned
         arguments.mix, arguments.parts = self.post.data_ptr(), self.parts_post.data_ptr()
         arguments.tasks = self.parts_post.shape[1]
@@ -168,6 +163,16 @@ class HeadMixings:
         compiled = kernel(*KERNELS[name], constants, x.device)
         blocks, threads = (arguments.warps, 1), bands.plan.THREADS
         driver.launch(compiled, blocks, threads, constants.shared_memory, x.device.index, arguments)
+
+
+def make_tasks_even(arguments: bands.Arguments, constants: WalkConstants, where: Rows, x: Tensor) -> None:
+    """Tasks of so many rows of `x [B, H, rows, pitch]` that the last of them end nearly together."""
+    last = max(where.first_position + arguments.rows, 1) if where.causal else 0
+    arguments.run = plan.rows_of_even_tasks(
+        constants.rows_of_task, constants.conv.query_taps, arguments.rows, last, arguments.key_tiles, x.shape[0],
+        sm_count(x.device),
+    )  # fmt: skip
+    arguments.row_tiles = -(-arguments.rows // arguments.run)
 
 
 @functools.cache
