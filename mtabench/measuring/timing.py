@@ -34,6 +34,7 @@ Build = Callable[[Case, Inputs], Callable[[], Any]]
 AGREEMENT = 0.05  # the last three warm-up calls lie this close together
 WARM_UP_SECONDS = 2.0
 GPU_WARM_UP_SECONDS = 0.1  # at least, for the clocks
+ROUND_SECONDS = 0.1  # of a cell at a time: a power cap acts in some tenths of a second, and is to find all cells alike
 THROTTLED_REPEATS = 2
 MAX_ROTATIONS = 512
 
@@ -53,6 +54,11 @@ class Settings:
     max_rounds: int = 20
     time_limit_s: float = 10.0
     ci_target: float = CI_TARGET
+
+    def samples_a_round(self, total_s: float) -> int:
+        """As many as were asked for, or as fit into a round and into the time limit at `total_s` seconds a sample."""
+        longest_s = min(ROUND_SECONDS, self.time_limit_s / self.min_rounds)
+        return max(1, min(self.samples_per_round, int(longest_s / max(total_s, 1e-9))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +242,7 @@ class _Lane:
         self.measurement = Measurement(name, cache, peak_memory_mb=peak, ci_target=settings.ci_target, loss=cell.loss)
         self._sampler: Sampler | None = _sampler(name, cell, device, flush, call_s)
         self._cell, self._device, self._settings, self._sensor = cell, device, settings, sensor
-        self._samples = _samples_a_round(settings, total_s)
+        self._samples = settings.samples_a_round(total_s)
         self._clocks: list[float] = []
         self._spent_s = self._waited_s = 0.0
         self.done = False
@@ -302,7 +308,7 @@ def _by_nvbench(
     """The measurement of the only cell of a process; NVBench takes all rounds that fit, since it cannot be stopped."""
     try:
         _, total_s, peak = _warm_up(cell, device, settings)
-        samples = _samples_a_round(settings, total_s)
+        samples = settings.samples_a_round(total_s)
         affordable = int(settings.time_limit_s / max(samples * total_s, 1e-9))
         rounds = max(settings.min_rounds, min(settings.max_rounds, affordable))
         flush = cache_flush(device, settings.cache)
@@ -315,12 +321,6 @@ def _by_nvbench(
     return Measurement(
         "nvbench", settings.cache, found.rounds, found.sm_clock_mhz, throttled, peak, ci_target=settings.ci_target
     )
-
-
-def _samples_a_round(settings: Settings, total_s: float) -> int:
-    """As many as were asked for, or as fit into the time limit at `total_s` seconds a sample."""
-    affordable = int(settings.time_limit_s / (settings.min_rounds * max(total_s, 1e-9)))
-    return max(1, min(settings.samples_per_round, affordable))
 
 
 def _warm_up(cell: Timed, device: str, settings: Settings) -> tuple[float, float, float | None]:

@@ -15,9 +15,6 @@ from mtabench.registry import implementation_of
 if TYPE_CHECKING:
     from mtabench.measuring.timing import Settings
 
-if TYPE_CHECKING:
-    from mtabench.measuring.timing import Settings
-
 WARM_UP_S = 1.0
 PROCESS_S = 6.0
 
@@ -65,7 +62,7 @@ def estimate_seconds(
         if call_s > settings.time_limit_s:
             total += 3 * call_s  # one to check, two to find that it is too slow
         else:
-            most_s = min(settings.time_limit_s, settings.max_rounds * settings.samples_per_round * call_s)
+            most_s = min(settings.time_limit_s, settings.max_rounds * settings.samples_a_round(call_s) * call_s)
             total += call_s + WARM_UP_S + max(settings.min_rounds * call_s, most_s)
         if isolated:
             total += PROCESS_S

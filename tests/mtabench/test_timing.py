@@ -104,6 +104,11 @@ def test_slow_cells_take_fewer_samples_but_all_rounds():
     assert {len(samples) for samples in found.rounds} == {1}
 
 
+@pytest.mark.parametrize(("total_s", "samples"), [(1e-6, 10), (0.011, 9), (0.045, 2), (0.3, 1)])
+def test_a_round_is_so_short_that_a_power_cap_finds_all_cells_alike(total_s: float, samples: int):
+    assert Settings(samples_per_round=10, time_limit_s=10).samples_a_round(total_s) == samples
+
+
 def test_the_time_limit_ends_the_rounds():
     settings = Settings(min_rounds=2, samples_per_round=2, max_rounds=1000, time_limit_s=0.1, ci_target=0.0)
     started = time.perf_counter()
