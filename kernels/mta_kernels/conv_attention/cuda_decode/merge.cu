@@ -17,8 +17,9 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) cuda_decode_merge
     if (programs == 1 && blockIdx.x > 0) return;
     wait_for_launch_before();
     if (programs == 1) return;
-    const int first = group < GROUPS ? group : programs;
-    Part part = sum_of_parts<AT_ONCE, GROUPS>(args, first_program, programs, head / ALL_HEADS, head % ALL_HEADS, vector * 4, first);
+    Part part;
+    if (group < GROUPS)
+        part.add_programs<AT_ONCE, GROUPS>(args, first_program, programs, head / ALL_HEADS, head % ALL_HEADS, vector, group);
     store_floats(shared + thread * 16, part.values);
     store_shared(shared + MERGE_THREADS * 16 + thread * 8, __float_as_uint(part.maximum), __float_as_uint(part.sum));
     __syncthreads();

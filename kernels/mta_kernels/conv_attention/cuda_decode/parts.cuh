@@ -37,9 +37,9 @@ template <class Meet> DEVICE bool last_to_come(const Arguments& args, const Segm
     return load_shared(flag);
 }
 
-// A maximum and a sum, and weighted values.
+// A maximum and a sum, and weighted values: four numbers of a head.
 struct Part {
-    float maximum, sum, values[4];
+    float maximum = MINUS_INFINITY, sum = 0, values[4] = {};
 
     DEVICE void add(float2 statistic, float4 other) {
         const float larger = fmaxf(maximum, statistic.x), subtracted = larger == MINUS_INFINITY ? 0 : larger;
@@ -49,32 +49,28 @@ struct Part {
 #pragma unroll
         for (int i = 0; i < 4; i++) values[i] = values[i] * scale + others[i] * of_other;
     }
-};
-
-// Four numbers of a head of `head_block`, from `number` on, of every STEP'th of the programs that share it: from `first` on, AT_ONCE
-// of them on their way.
-template <int AT_ONCE, int STEP>
-DEVICE Part sum_of_parts(const Arguments& args, int first_program, int programs, int head_block, int head, int number, int first) {
-    Part part = {MINUS_INFINITY, 0, {0, 0, 0, 0}};
+    // Those of every STEP'th of the programs that share a head of `head_block`: from `begin` on, AT_ONCE of them on their way.
+    template <int AT_ONCE, int STEP>
+    DEVICE void add_programs(const Arguments& args, int first_program, int programs, int head_block, int head, int vector, int begin) {
 #pragma unroll 1
-    for (int next = first; next < programs; next += AT_ONCE * STEP) {
-        float2 statistics[AT_ONCE];
-        float4 values[AT_ONCE];
+        for (int first = begin; first < programs; first += AT_ONCE * STEP) {
+            float2 statistics[AT_ONCE];
+            float4 numbers[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int other = next + i * STEP;
-            const int64_t block = (int64_t)(first_program + other) * HEAD_BLOCKS + head_block;
-            const int64_t at = (2 * block + (other == 0)) * ALL_HEADS + head;
-            const bool inside = other < programs;
-            statistics[i] = inside ? __ldcg(args.statistics + at) : float2{MINUS_INFINITY, 0};
-            values[i] = {0, 0, 0, 0};
-            if (inside) values[i] = __ldcg((const float4*)(args.parts + at * DEPTH + number));
+            for (int i = 0; i < AT_ONCE; i++) {
+                const int other = first + i * STEP;
+                const int64_t block = (int64_t)(first_program + other) * HEAD_BLOCKS + head_block;
+                const int64_t at = (2 * block + (other == 0)) * ALL_HEADS + head;
+                const bool inside = other < programs;
+                statistics[i] = inside ? __ldcg(args.statistics + at) : float2{MINUS_INFINITY, 0};
+                numbers[i] = {0, 0, 0, 0};
+                if (inside) numbers[i] = __ldcg((const float4*)(args.parts + at * DEPTH) + vector);
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) add(statistics[i], numbers[i]);
         }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) part.add(statistics[i], values[i]);
     }
-    return part;
-}
+};
 
 // Adds up the parts of the programs that share a segment's head, to `out`, by all of THREADS, with the last of the programs.
 DEVICE void add_parts(const Arguments& args, const Segment& segment) {
@@ -83,8 +79,8 @@ DEVICE void add_parts(const Arguments& args, const Segment& segment) {
 #pragma unroll 1
     for (int i = thread_index(); i < ALL_HEADS * DEPTH / 4; i += THREADS) {
         const int head = i / (DEPTH / 4), number = i % (DEPTH / 4) * 4;
-        const int head_block = blockIdx.x % HEAD_BLOCKS;
-        const Part part = sum_of_parts<3, 1>(args, segment.first_program, segment.programs, head_block, head, number, 0);
+        Part part;
+        part.add_programs<3, 1>(args, segment.first_program, segment.programs, blockIdx.x % HEAD_BLOCKS, head, number / 4, 0);
         write_part(args, whole, head, number, part.maximum, part.sum, part.values);
     }
 }
