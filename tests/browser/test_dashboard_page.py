@@ -163,6 +163,18 @@ def test_the_chart_draws_every_run_and_marks_the_change(opened):
     assert "2026-02-09" in tooltip
 
 
+def test_the_line_of_a_history_breaks_at_a_run_that_failed(opened):
+    page = opened("year")
+    choose(page, "fwd triton 2048 d64")
+    drawn = page.evaluate("""async () => {
+        const run = (ms) => ({ ms, low: ms, high: ms, revision: "abc", date: "2026-01-01", status: "ok", reason: "" });
+        const box = document.getElementById("chosen-chart");
+        await drawChart(box, () => historySpec([1, 2, null, 3, 4, 5].map(run), [], "a history", box.clientWidth));
+        return [...box.querySelectorAll(".mark-line path")].map((one) => one.getAttribute("d"));
+    }""")
+    assert sorted(len(re.findall("[ML]", path)) for path in drawn) == [2, 3]  # points of each piece
+
+
 def test_the_runs_of_a_cell_are_a_table_as_well(opened):
     page = opened("year")
     choose(page, "fwd compile 8192 d64")

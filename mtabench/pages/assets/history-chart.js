@@ -12,8 +12,10 @@ const LEAST_RANGE = Math.log(1.04); // so that noise does not look like change
 // To be called at each drawing, for the colours are those of the theme at that time.
 function historySpec(points, changes, description, width) {
   const colours = Object.fromEntries(["accent", "bad", "good", "quiet"].map((name) => [name, chartColour(name)]));
-  const timed = points.map((point, x) => ({ ...point, x })).filter(({ ms }) => ms !== null);
-  const failed = points.map((point, x) => ({ ...point, x })).filter(({ ms }) => ms === null);
+  let part = 0; // of the line, which breaks at a run without a time
+  const placed = points.map((point, x) => ({ ...point, x, part: point.ms === null ? ++part : part }));
+  const timed = placed.filter(({ ms }) => ms !== null);
+  const failed = placed.filter(({ ms }) => ms === null);
   const height = 240;
   const last = points.length - 1;
   const domain = last ? [-0.03 * last, 1.03 * last] : [-1, 1];
@@ -40,12 +42,12 @@ function historySpec(points, changes, description, width) {
     {
       data: { values: shown },
       mark: { type: "area", opacity: 0.22, color: colours.accent },
-      encoding: { x, y: { ...y, field: "low" }, y2: { field: "high" } },
+      encoding: { x, y: { ...y, field: "low" }, y2: { field: "high" }, detail: { field: "part" } },
     },
     {
       data: { values: shown },
       mark: { type: "line", strokeWidth: 1.5, color: colours.accent },
-      encoding: { x, y: { ...y, field: "ms" } },
+      encoding: { x, y: { ...y, field: "ms" }, detail: { field: "part" } },
     },
     {
       data: { values: shown },
