@@ -34,7 +34,6 @@ Build = Callable[[Case, Inputs], Callable[[], Any]]
 AGREEMENT = 0.05  # the last three warm-up calls lie this close together
 WARM_UP_SECONDS = 2.0
 GPU_WARM_UP_SECONDS = 0.1  # at least, for the clocks
-ROUND_SECONDS = 0.1  # of a cell at a time: a power cap acts in some tenths of a second, and is to find all cells alike
 THROTTLED_REPEATS = 2
 MAX_ROTATIONS = 512
 
@@ -44,7 +43,8 @@ class Settings:
     """How to measure. `timer` is auto, events, graph, cpu or nvbench, `cache` cold or warm; limits are per cell.
 
     A cell stops, after `min_rounds`, when half the 95 % interval of its median is at most `ci_target` of it, at
-    `max_rounds`, or at `time_limit_s`. Slow cells take fewer samples a round, at least one.
+    `max_rounds`, or at `time_limit_s`. Slow cells take fewer samples a round, at least one: a round takes `round_s` at
+    most. A power cap acts in some tenths of a second, and is to find cells that take turns alike.
     """
 
     timer: str = "auto"
@@ -54,10 +54,11 @@ class Settings:
     max_rounds: int = 20
     time_limit_s: float = 10.0
     ci_target: float = CI_TARGET
+    round_s: float = 0.1
 
     def samples_a_round(self, total_s: float) -> int:
         """As many as were asked for, or as fit into a round and into the time limit at `total_s` seconds a sample."""
-        longest_s = min(ROUND_SECONDS, self.time_limit_s / self.min_rounds)
+        longest_s = min(self.round_s, self.time_limit_s / self.min_rounds)
         return max(1, min(self.samples_per_round, int(longest_s / max(total_s, 1e-9))))
 
 
@@ -308,7 +309,7 @@ def _by_nvbench(
     """The measurement of the only cell of a process; NVBench takes all rounds that fit, since it cannot be stopped."""
     try:
         _, total_s, peak = _warm_up(cell, device, settings)
-        samples = settings.samples_a_round(total_s)
+        samples = replace(settings, round_s=math.inf).samples_a_round(total_s)  # no other cell waits
         affordable = int(settings.time_limit_s / max(samples * total_s, 1e-9))
         rounds = max(settings.min_rounds, min(settings.max_rounds, affordable))
         flush = cache_flush(device, settings.cache)
