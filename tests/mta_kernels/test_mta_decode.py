@@ -214,6 +214,25 @@ def test_short_window_and_long_lengths_are_refused() -> None:
         prefill_state(inputs.q, inputs.k, lengths=torch.tensor([9], device=DEVICE), post_conv=None)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="nothing waits for lengths on a GPU")
+def test_a_step_may_be_repeated_and_a_prompt_may_not() -> None:
+    """The state of a prompt lacks the row that only a repeated step looks back on, if there is one."""
+    inputs = Inputs(dict.fromkeys(PARTS, True))
+    state = inputs.state([20])
+    with pytest.raises(ValueError, match=r"says 20 .* a prompt of 20; give lengths that count the new token, too"):
+        multi_token_attention_decode_reference(**inputs.step([20]), state=state)
+    for _ in range(2):
+        assert (
+            relative_error(
+                multi_token_attention_decode_reference(**inputs.step([21]), state=state), inputs.rows()[:, :, 20:21]
+            )
+            <= 1e-9
+        )
+    short = len(inputs.mixers["post_conv"][0]) - 1
+    again = multi_token_attention_decode_reference(**inputs.step([short]), state=inputs.state([short]))
+    assert relative_error(again, inputs.rows()[:, :, short - 1 : short]) <= 1e-9
+
+
 def test_under_autocast_the_state_is_of_its_dtype() -> None:
     inputs = Inputs(dict.fromkeys(PARTS, True), dtype=torch.float32)
     with torch.autocast(DEVICE, torch.bfloat16):

@@ -58,7 +58,8 @@ def multi_token_attention_decode(
 
     A `post_conv` of more than one query tap needs `state`, what the step before left: `prefill_state` makes it of a
     prompt, `DecodeState.empty` of no token. A step changes it in place, may be repeated, and is fit for a CUDA graph. A
-    state that is not one token behind `lengths` is refused on a CPU; on a GPU the caller sees to it.
+    state that is neither one token behind `lengths` nor that of a step to be repeated is refused on a CPU; on a GPU the
+    caller sees to it.
 
     All other tensors are those of `multi_token_attention`, with `scale` and `pad_key`. `backend` is "auto",
     "reference" or "triton" (up to 64 query heads, caches whose last stride is 1); a named one never falls back. What

@@ -102,10 +102,25 @@ def check_state(state: DecodeState | None, q_window: Tensor, lengths: Tensor, gi
             f"state has logsumexp in {logsumexp.dtype} and lengths in {seen.dtype}; expected {wide} and torch.int32"
         )
     if can_be_read(lengths):
-        behind = (lengths > 0) & (seen != lengths - 1) & (seen != lengths)
-        if behind.any():
-            which = int(behind.nonzero()[0])
-            raise ValueError(
-                f"lengths says {int(lengths[which])} tokens of sequence {which}, the new one included, and state has "
-                f"seen {int(seen[which])}; give each step one token, or a state of prefill_state"
-            )
+        check_seen(state, lengths)
+
+
+def check_seen(state: DecodeState, lengths: Tensor) -> None:
+    """Raise ValueError unless `state` is one token behind `lengths`, or that of a step with these."""
+    logsumexp, seen = state.logsumexp, state.lengths
+    behind = (lengths > 0) & (seen != lengths - 1) & (seen != lengths)
+    if behind.any():
+        which = int(behind.nonzero()[0])
+        raise ValueError(
+            f"lengths says {int(lengths[which])} tokens of sequence {which}, the new one included, and state has "
+            f"seen {int(seen[which])}; give each step one token, or a state of prefill_state"
+        )
+    heads, rows = logsumexp.shape[1:]
+    oldest = (lengths % rows).long()[:, None, None].expand(-1, heads, 1)  # which only a repeated step reads
+    unknown = (seen == lengths) & (lengths >= rows) & logsumexp.gather(2, oldest).isposinf().any(1).flatten()
+    if unknown.any():
+        which = int(unknown.nonzero()[0])
+        raise ValueError(
+            f"lengths says {int(lengths[which])} tokens of sequence {which}, the new one included, and state is of a "
+            f"prompt of {int(seen[which])}; give lengths that count the new token, too"
+        )

@@ -187,6 +187,7 @@ def prefill_state(
     state.lengths.copy_(lengths)
     if query_taps == 1:
         return state
+    state.logsumexp.fill_(torch.inf)  # of the row that only a repeated step looks back on: not known
     with torch.no_grad():
         logits, row = last_logits(operation, q_window, k_cache, with_dense_mixings(given), lengths, query_taps - 1)
         seen = (torch.arange(capacity, device=row.device) <= row[:, :, None].clamp(min=0))[:, None]
