@@ -62,7 +62,7 @@ class Judge:
     def _fault(self, probe: Probe, first: Sequence[Tensor], call: Call) -> str:
         """What is wrong with the results of inputs that a probe changes, or an empty text."""
         results = listed(call(probe))
-        return _remembered(first, results) or self._oracle.fault(results) or probe.fault(first, results)
+        return _remembered(first, results, probe) or self._oracle.fault(results) or probe.fault(first, results)
 
     def first_of(self, closure: Callable[[], Tensor], case: Case) -> Check:
         """Judge an implementation by its closure over this problem's inputs, which are the same afterwards."""
@@ -167,12 +167,12 @@ def _without_gradient(inputs: Inputs, gradients: Sequence[Tensor | None]) -> str
     )
 
 
-def _remembered(first: Sequence[Tensor], results: Sequence[Tensor]) -> str:
+def _remembered(first: Sequence[Tensor], results: Sequence[Tensor], probe: Probe) -> str:
     """Whether results are those of an earlier call, though the inputs changed, or lie in their memory."""
     if any(a.data_ptr() == b.data_ptr() and a.numel() for a, b in zip(first, results, strict=False)):
         return (
             "a second call returns the memory of the first one's result, which is still in use: cached, or overwritten"
         )
-    if len(first) == len(results) and all(map(torch.equal, first, results)):
+    if probe.alters and len(first) == len(results) and all(map(torch.equal, first, results)):
         return "a second call gives the result of the first, though its inputs changed in place: it is a cached one"
     return ""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +41,10 @@ Results = Sequence[Tensor]
 
 class Probe(Protocol):
     """One change of inputs, and what it does to a right result: `[out]`, or gradients of q, k, v and the mixers."""
+
+    @property
+    def alters(self) -> bool:
+        """Whether a right result is another than before."""
 
     def change(self, inputs: Inputs) -> Inputs:
         """Change q, k, v, the mixers and lengths in place; the inputs returned may have another dout."""
@@ -110,6 +114,7 @@ def _first_leak(leaked: Tensor, tokens: Tensor) -> tuple[list[int], int]:
 class _Future:
     """q, k and v are negated after a token of each KV head: no output up to there may change, and the next one must."""
 
+    alters: ClassVar[bool] = True
     tokens: Tensor
 
     def change(self, inputs: Inputs) -> Inputs:
@@ -138,6 +143,7 @@ class _Future:
 class _FutureGradients:
     """dout is zero after a token of each KV head: so are then the gradients of all that comes after it, exactly."""
 
+    alters: ClassVar[bool] = True
     tokens: Tensor
 
     def change(self, inputs: Inputs) -> Inputs:
@@ -158,6 +164,8 @@ class _FutureGradients:
 
 class _Heads:
     """Sequences, KV heads and the query heads of each take other places: so do all results, whatever the head."""
+
+    alters = True
 
     def __init__(self, case: Case, random: Random, row_tolerances: Mapping[str, float]) -> None:
         group = case.heads // case.kv_heads
@@ -256,6 +264,10 @@ class _FirstKey:
         window = inputs.q.shape[2]
         if case.pass_ == "decode" and case.op == "conv-attention" and case.seq > window:
             self._lengths = [random.randint(window, case.seq - 1) for _ in range(case.batch)]
+
+    @property
+    def alters(self) -> bool:
+        return self._case.seq > 1  # the output of a row that sees one key is its value, whatever query and key are
 
     def change(self, inputs: Inputs) -> Inputs:
         everywhere = (slice(None), slice(None))

@@ -219,6 +219,13 @@ def test_what_is_remembered_or_never_written(case, pass_, fault, says):
     assert says in check.reason
 
 
+@OPS
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+def test_one_token_has_one_output_whatever_its_query(case, pass_):
+    check = judged(with_changes(case, pass_=pass_, seq=1, heads=1, kv_heads=1), right)
+    assert check.ok, check.reason
+
+
 class Remembered(torch.autograd.Function):
     """Gradients of the first backward for ever."""
 
