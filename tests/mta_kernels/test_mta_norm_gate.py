@@ -86,6 +86,12 @@ def test_head_dims(head_dim: int, gate: int) -> None:
     check(make_inputs((True, gate, True), (1, 2, 19, head_dim)))
 
 
+@pytest.mark.parametrize("gate", [0, 1, 2])
+def test_without_an_eps(gate: int) -> None:
+    """A block of rows that are not all there."""
+    check(make_inputs((True, gate, gate > 0), (1, 2, 19, 16)), eps=0.0)
+
+
 @pytest.mark.parametrize("gate", [1, 2])
 def test_float32_weights_beside_fp16(gate: int) -> None:
     check(make_inputs((True, gate, True), dtype=torch.float16, weights=torch.float32))

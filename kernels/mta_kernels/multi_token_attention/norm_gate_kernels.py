@@ -63,7 +63,8 @@ def _norm_gate_backward_kernel(
         grad_row = _row_offsets(row, heads, length, stride_gb, stride_gh, stride_gm)
         x = _load(x_ptr, x_row, inside, dim, stride_xd, HEAD_DIM).to(tl.float32)
         grad = _load(grad_ptr, grad_row, inside, dim, stride_gd, HEAD_DIM).to(tl.float32)
-        inverse = _inverse_rms(x, eps, HEAD_DIM, NORM)
+        # Without an eps, rows that there are not are zeros over zero, and sums over rows NaN.
+        inverse = tl.where(inside, _inverse_rms(x, eps, HEAD_DIM, NORM), 0.0)
         d_o = grad
         if GATE == 1:
             o = _normed(x, inverse, weight_ptr, dim, stride_w, factor, HEAD_DIM, NORM, x_ptr.dtype.element_ty)
