@@ -76,8 +76,9 @@ def multi_token_attention(
     its dtype, and so are the other tensors unless they are float32; float64 stays as it is.
 
     Differentiable in every floating-point tensor: kernels once, by a backward; the reference in all ways. A row depends
-    on no later token and on no other document. Raises ValueError or TypeError, in one sentence, for arguments that do
-    not fit or a backend that cannot run, and RuntimeError for a derivative that the backend does not have.
+    on no later token and on no other document, for every finite input. NaN or infinity in v may reach earlier rows.
+    Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run, and
+    RuntimeError for a derivative that the backend does not have.
     """
     given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
     dropout = as_float(dropout)
