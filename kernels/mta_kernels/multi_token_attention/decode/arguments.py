@@ -117,10 +117,10 @@ def check_seen(state: DecodeState, lengths: Tensor) -> None:
         )
     heads, rows = logsumexp.shape[1:]
     oldest = (lengths % rows).long()[:, None, None].expand(-1, heads, 1)  # which only a repeated step reads
-    unknown = (seen == lengths) & (lengths >= rows) & logsumexp.gather(2, oldest).isposinf().any(1).flatten()
+    unknown = (seen == lengths) & (lengths >= rows) & logsumexp.gather(2, oldest).isnan().any(1).flatten()
     if unknown.any():
         which = int(unknown.nonzero()[0])
         raise ValueError(
             f"lengths says {int(lengths[which])} tokens of sequence {which}, the new one included, and state is of a "
-            f"prompt of {int(seen[which])}; give lengths that count the new token, too"
+            f"prompt of {int(seen[which])}; give lengths that count the new token, or prefill_state one query more"
         )

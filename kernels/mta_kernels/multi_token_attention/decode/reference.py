@@ -158,10 +158,10 @@ def prefill_state(
     """The state after prompts of `lengths [B]` tokens, with room for as many keys as the cache has.
 
     `q_window [B, Hq, W, D]` holds the last `W >= min(max(cq, cq + cq2 - 2), tokens)` queries of each sequence, oldest
-    first, cq and cq2 being the query taps of `pre_conv` (1 without one) and `post_conv`; a prompt will do. All else as
-    for `multi_token_attention_decode`, with the mixers of the steps; under autocast the state is in its dtype, as the
-    steps are. Computes `cq2 - 1` rows of logits in eager PyTorch. Raises ValueError or TypeError for arguments that do
-    not fit.
+    first, cq and cq2 being the query taps of `pre_conv` (1 without one) and `post_conv`; a prompt will do. With one
+    more, the first step may be that of the prompt's last token again; it is NaN without. All else as for
+    `multi_token_attention_decode`, with the mixers of the steps; under autocast the state is in its dtype, as the steps
+    are. Computes `cq2` rows of logits in eager PyTorch. Raises ValueError or TypeError for arguments that do not fit.
     """
     given = Mixers(pre_conv, pre_mix, post_conv)
     check_are_tensors(q_window=q_window, k_cache=k_cache, lengths=lengths, **given._asdict(), block_table=block_table)
@@ -187,11 +187,13 @@ def prefill_state(
     state.lengths.copy_(lengths)
     if query_taps == 1:
         return state
-    state.logsumexp.fill_(torch.inf)  # of the row that only a repeated step looks back on: not known
     with torch.no_grad():
-        logits, row = last_logits(operation, q_window, k_cache, with_dense_mixings(given), lengths, query_taps - 1)
+        # A row more than the next step reads, for one that repeats the prompt's last: NaN if the window is too short.
+        logits, row = last_logits(operation, q_window, k_cache, with_dense_mixings(given), lengths, query_taps)
+        known = (row - (operation.conv.query_taps - 1)).clamp(min=0) >= lengths[:, None] - window
         seen = (torch.arange(capacity, device=row.device) <= row[:, :, None].clamp(min=0))[:, None]
+        logsumexp = logsumexp_of(logits, seen).masked_fill(~known[:, None], float("nan"))
         at = torch.arange(batch, device=row.device)[:, None], slice(None), row % query_taps
         state.logits[at] = logits.transpose(1, 2)
-        state.logsumexp[at] = logsumexp_of(logits, seen).transpose(1, 2)
+        state.logsumexp.fill_(float("nan"))[at] = logsumexp.transpose(1, 2)
     return state

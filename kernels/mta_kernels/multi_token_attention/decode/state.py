@@ -16,9 +16,9 @@ class DecodeState:
     """Logits of the last rows of each sequence, which the next steps convolve: a step changes it in place.
 
     Row i, the query of position i, is in slot `i % query_taps`, the query taps being those of `post_conv`. There is a
-    slot more than older rows are read, so that a step may be repeated, as a CUDA graph's warm-up does. After
-    `prefill_state`, which is no step, that one has an infinite logsumexp. A place in the batch gets a new sequence by
-    writing its rows of all three tensors, or its length as 0.
+    slot more than older rows are read, so that a step may be repeated, as a CUDA graph's warm-up does. The logsumexp of
+    a row that nobody knows is NaN. A place in the batch gets a new sequence by writing its rows of all three tensors,
+    or its length as 0.
     """
 
     logits: Tensor  # [B, H, query taps, capacity] in q's dtype, after the mixing of scores; what no key has, may be any
