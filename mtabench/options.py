@@ -161,7 +161,9 @@ Cache = Annotated[
     str, How(**_one_of(CACHES), help="cold flushes the GPU's L2 cache before each sample, warm does not.")
 ]
 Rounds = Annotated[int | None, How(**WHOLE, help="At most so many rounds of samples a cell; 20 if not given.")]
-TimeLimit = Annotated[float | None, How(**SECONDS, help="No new round of a cell starts after these; 10 if not given.")]
+TimeLimit = Annotated[
+    float | None, How(**SECONDS, help="No round of a cell but the first five starts after these; 10 if not given.")
+]
 Isolate = Annotated[bool, How("--isolate", help="Measure each cell in a fresh process; a crash costs one cell.")]
 Gpus = Annotated[
     Text, Crew(help="Spread the sweep over GPUs of this machine: all, or numbers such as 0,2. Needs [cluster].")

@@ -43,8 +43,8 @@ class Settings:
     """How to measure. `timer` is auto, events, graph, cpu or nvbench, `cache` cold or warm; limits are per cell.
 
     A cell stops, after `min_rounds`, when half the 95 % interval of its median is at most `ci_target` of it, at
-    `max_rounds`, or at `time_limit_s`. Slow cells take fewer samples a round, at least one: a round takes `round_s` at
-    most. A power cap acts in some tenths of a second, and is to find cells that take turns alike.
+    `max_rounds`, or at `time_limit_s`. Slow cells take fewer samples a round, at least one: on a GPU a round takes
+    `round_s` at most. Its power cap acts in some tenths of a second, and is to find cells that take turns alike.
     """
 
     timer: str = "auto"
@@ -56,9 +56,9 @@ class Settings:
     ci_target: float = CI_TARGET
     round_s: float = 0.1
 
-    def samples_a_round(self, total_s: float) -> int:
+    def samples_a_round(self, total_s: float, *, on_gpu: bool) -> int:
         """As many as were asked for, or as fit into a round and into the time limit at `total_s` seconds a sample."""
-        longest_s = min(self.round_s, self.time_limit_s / self.min_rounds)
+        longest_s = min(self.round_s if on_gpu else math.inf, self.time_limit_s / self.min_rounds)
         return max(1, min(self.samples_per_round, int(longest_s / max(total_s, 1e-9))))
 
 
@@ -243,7 +243,7 @@ class _Lane:
         self.measurement = Measurement(name, cache, peak_memory_mb=peak, ci_target=settings.ci_target, loss=cell.loss)
         self._sampler: Sampler | None = _sampler(name, cell, device, flush, call_s)
         self._cell, self._device, self._settings, self._sensor = cell, device, settings, sensor
-        self._samples = settings.samples_a_round(total_s)
+        self._samples = settings.samples_a_round(total_s, on_gpu=device == "cuda")
         self._clocks: list[float] = []
         self._spent_s = self._waited_s = 0.0
         self.done = False
@@ -309,7 +309,7 @@ def _by_nvbench(
     """The measurement of the only cell of a process; NVBench takes all rounds that fit, since it cannot be stopped."""
     try:
         _, total_s, peak = _warm_up(cell, device, settings)
-        samples = replace(settings, round_s=math.inf).samples_a_round(total_s)  # no other cell waits
+        samples = settings.samples_a_round(total_s, on_gpu=False)  # no other cell waits for its turn
         affordable = int(settings.time_limit_s / max(samples * total_s, 1e-9))
         rounds = max(settings.min_rounds, min(settings.max_rounds, affordable))
         flush = cache_flush(device, settings.cache)

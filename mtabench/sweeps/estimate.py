@@ -62,7 +62,8 @@ def estimate_seconds(
         if call_s > settings.time_limit_s:
             total += 3 * call_s  # one to check, two to find that it is too slow
         else:
-            most_s = min(settings.time_limit_s, settings.max_rounds * settings.samples_a_round(call_s) * call_s)
+            samples = settings.samples_a_round(call_s, on_gpu=case.device == "cuda")
+            most_s = min(settings.time_limit_s, settings.max_rounds * samples * call_s)
             total += call_s + WARM_UP_S + max(settings.min_rounds * call_s, most_s)
         if isolated:
             total += PROCESS_S

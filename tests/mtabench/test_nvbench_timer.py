@@ -104,7 +104,7 @@ def test_another_timer_takes_turns_with_it_round_by_round(nvbench):
         calls.append("nvbench" if any(frame.function == "exec" for frame in inspect.stack()) else "cpu")
         time.sleep(0.002)
 
-    settings = replace(QUICK, timer="cpu", min_rounds=3, time_limit_s=60.0, round_s=60.0)
+    settings = replace(QUICK, timer="cpu", min_rounds=3, time_limit_s=60.0)
     ours, beside = timing.measure_beside_nvbench(Timed(run=run), "cpu", settings)
     assert (ours.timer, beside.timer) == ("cpu", "nvbench")
     assert [len(samples) for samples in ours.rounds] == [2] * 6

@@ -106,7 +106,9 @@ def test_slow_cells_take_fewer_samples_but_all_rounds():
 
 @pytest.mark.parametrize(("total_s", "samples"), [(1e-6, 10), (0.011, 9), (0.045, 2), (0.3, 1)])
 def test_a_round_is_so_short_that_a_power_cap_finds_all_cells_alike(total_s: float, samples: int):
-    assert Settings(samples_per_round=10, time_limit_s=10).samples_a_round(total_s) == samples
+    settings = Settings(samples_per_round=10, time_limit_s=10)
+    assert settings.samples_a_round(total_s, on_gpu=True) == samples
+    assert settings.samples_a_round(total_s, on_gpu=False) == min(10, int(2 / total_s))
 
 
 def test_the_time_limit_ends_the_rounds():
