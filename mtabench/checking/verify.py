@@ -29,6 +29,8 @@ from mtabench.problem.inputs import FINISHERS, SEED, Inputs, make_inputs
 from mtabench.problem.operations import PLAIN, Taps, group_sizes, make_operation, op_of
 from mtabench.registry import Implementation, every, implementation_of, names
 
+OTHER_SCALE = 0.4  # times the usual one
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedShape:
@@ -257,6 +259,7 @@ def _checks(implementation: Implementation, case: Case) -> Checks:
     if "decode" in passes:
         checks += [("decode is forward's row", _decode_rows), ("strided decode", _of_pass("decode", _strided))]
         checks += [("decode in pages", _of_pass("decode", _paged))] if implementation.pages else []
+    checks += [(f"another scale {pass_}", _of_pass(pass_, _scaled)) for pass_ in passes if pass_ != "bwd"]
     if "fwd" not in passes:
         return checks
     if is_average(case.operation):
@@ -327,6 +330,15 @@ def _strided(case: Case, seed: int) -> Iterable[Check]:
     inputs = make_inputs(case, seed)
     for views in (tokens_first(inputs), expanded(inputs, with_dout=not implementation_of(case).no_expanded_dout)):
         yield Oracle(case, views, seed).check(results_of(_build(case, views), case, views))
+
+
+def _scaled(case: Case, seed: int) -> Iterable[Check]:
+    """Another scale than usual, a negative one where the project defines the operation. A state has the usual one."""
+    factor = OTHER_SCALE if case.op == PLAIN else -OTHER_SCALE
+    inputs, other = make_inputs(case, seed), replace(case.operation, scale=factor * case.operation.scale)
+    if inputs.state is None:
+        scaled = replace(case, operation=other)
+        yield Oracle(scaled, inputs, seed).check(results_of(_build(scaled, inputs), scaled, inputs))
 
 
 def _paged(case: Case, seed: int) -> Iterable[Check]:

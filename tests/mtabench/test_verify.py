@@ -1,5 +1,7 @@
 """`run_checks`: right kernels pass every check, and each check finds the fault that it is there for."""
 
+from dataclasses import replace
+
 import planted_cells
 import pytest
 import torch
@@ -69,9 +71,22 @@ def test_decode_alone_is_checked_as_decode(monkeypatch, fault):
     planted = planted_cells.changed("eager", passes=("decode",), build=only_decode)
     monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted)
     rows = list(run_checks(["eager"], "cpu"))
-    decode = {"decode is forward's row", "decode in pages", "strided decode", "long decode"}
+    decode = {"decode is forward's row", "decode in pages", "strided decode", "long decode", "another scale decode"}
     assert {row.check for row in rows} == decode
     assert all(row.ok == (not fault) for row in rows)
+
+
+@pytest.mark.parametrize("fault", [lambda scale, usual: usual, lambda scale, usual: abs(scale)], ids=["usual", "abs"])
+def test_a_scale_that_is_ignored_is_found(monkeypatch, fault):
+    build = registry.find("eager").build
+
+    def faulty(case, inputs):
+        scale = fault(case.operation.scale, case.head_dim**-0.5)
+        return build(replace(case, operation=replace(case.operation, scale=scale)), inputs)
+
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted_cells.changed("eager", build=faulty))
+    wrong = {row.check for row in run_checks(["eager"], "cpu") if not row.ok}
+    assert wrong == {"another scale fwd", "another scale decode"}
 
 
 def test_dtypes_apart_are_all_of_them(monkeypatch):
