@@ -28,14 +28,16 @@ class Figure:
 def figures(report: Report, quote: Quote = str) -> list[Figure]:
     """At most three: what the fastest costs over plain attention, its speedup, or else a time; and what is valid.
 
-    Those of times are of the pass and device with the most cells. `quote` makes a text from the file safe.
+    Those of times are of the pass and device with the most cells, and of nobody who is wrong in one of them. `quote`
+    makes a text from the file safe.
     """
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in report.rows:
         groups[row["pass"], row["device"]].append(row)
     (pass_, _), rows = max(groups.items(), key=lambda group: len(group[1]))
     head = f"{PASSES[pass_]}: " if len({name for name, _ in groups}) > 1 else ""
-    timed = [row for row in rows if row["charted"] and is_timed(row)]
+    wrong = {row["impl"] for row in rows if row["status"] == "wrong"}
+    timed = [row for row in rows if row["charted"] and is_timed(row) and row["impl"] not in wrong]
     found = [Figure(one.value, head + one.words) for one in _of_times(timed, quote)]
     valid, marked = sum(is_timed(row) for row in report.rows), len(unsettled(report.rows))
     words = f"{plural(len(report.rows), 'cell').partition(' ')[2]} with a valid time"

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from chart_cells import grid, plain_cell, write
+from chart_cells import conv_cell, grid, plain_cell, write
 from hostile_cells import COMMANDS, TEXTS, poison
 from written_runs import case, rounds, write_run
 
@@ -12,6 +12,7 @@ from mtabench.cli import main
 from mtabench.report import page as report_page
 from mtabench.report.columns import Column
 from mtabench.report.data import read_report
+from mtabench.report.figures import figures
 from mtabench.report.markdown import _field, markdown
 from mtabench.report.sentences import summary
 from mtabench.results.results_file import samples_path
@@ -147,6 +148,17 @@ def test_what_is_slower_takes_longer_in_the_sentences(tmp_path):
     text = "\n".join(summary(read_report(write(tmp_path / "a.csv", cells))))
     assert "triton takes 4.00 times as long as eager (geometric mean of 2 shapes, 2.00 to 8.00)." in text
     assert "attention is 4.00 times as fast as the fastest plain attention there (one shape)." in text
+
+
+def test_who_is_wrong_in_a_cell_is_no_large_figure(tmp_path):
+    """A kernel that is fast where its fault does not show."""
+    cells = [*grid({(1024, 64): 2.0, (2048, 64): 2.0}), conv_cell("mine", 1024, 1.0, speedup=64)]
+    wrong = conv_cell("mine", 2048, None, status="wrong", reason="it loses the oldest key")
+    found = figures(read_report(write(tmp_path / "a.csv", [*cells, wrong])))
+    assert [one.words for one in found][:2] == [
+        "as fast as eager: triton, geometric mean of 2 shapes",
+        "triton, seq 2048",
+    ]
 
 
 def test_failures_and_what_is_not_known_are_in_the_sentences(tmp_path):
