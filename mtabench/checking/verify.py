@@ -315,8 +315,11 @@ def _rows(case: Case, checks: Checks, seed: int) -> Iterator[CheckRow]:
 
 def _error(case: Case, seed: int) -> Iterable[Check]:
     """The error against float64, as in a sweep."""
-    inputs = make_inputs(case, seed)
-    yield Oracle(case, inputs, seed).check(results_of(_build(case, inputs), case, inputs))
+    yield _against_float64(case, make_inputs(case, seed), seed)
+
+
+def _against_float64(case: Case, inputs: Inputs, seed: int) -> Check:
+    return Oracle(case, inputs, seed).check(results_of(_build(case, inputs), case, inputs))
 
 
 def _judged(case: Case, seed: int) -> Iterable[Check]:
@@ -329,16 +332,16 @@ def _strided(case: Case, seed: int) -> Iterable[Check]:
     """Tensors that are views of others: tokens before heads, and all heads or rows at the same memory."""
     inputs = make_inputs(case, seed)
     for views in (tokens_first(inputs), expanded(inputs, with_dout=not implementation_of(case).no_expanded_dout)):
-        yield Oracle(case, views, seed).check(results_of(_build(case, views), case, views))
+        yield _against_float64(case, views, seed)
 
 
 def _scaled(case: Case, seed: int) -> Iterable[Check]:
     """Another scale than usual, a negative one where the project defines the operation. A state has the usual one."""
     factor = OTHER_SCALE if case.op == PLAIN else -OTHER_SCALE
-    inputs, other = make_inputs(case, seed), replace(case.operation, scale=factor * case.operation.scale)
+    scaled = replace(case, operation=replace(case.operation, scale=factor * case.operation.scale))
+    inputs = make_inputs(case, seed)
     if inputs.state is None:
-        scaled = replace(case, operation=other)
-        yield Oracle(scaled, inputs, seed).check(results_of(_build(scaled, inputs), scaled, inputs))
+        yield _against_float64(scaled, inputs, seed)
 
 
 def _paged(case: Case, seed: int) -> Iterable[Check]:

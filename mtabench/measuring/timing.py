@@ -34,6 +34,7 @@ Build = Callable[[Case, Inputs], Callable[[], Any]]
 AGREEMENT = 0.05  # the last three warm-up calls lie this close together
 WARM_UP_SECONDS = 2.0
 GPU_WARM_UP_SECONDS = 0.1  # at least, for the clocks
+GPU_ROUND_SECONDS = 0.1  # at most, of a cell: a power cap acts in some tenths of a second, and is to find all alike
 THROTTLED_REPEATS = 2
 MAX_ROTATIONS = 512
 
@@ -43,8 +44,7 @@ class Settings:
     """How to measure. `timer` is auto, events, graph, cpu or nvbench, `cache` cold or warm; limits are per cell.
 
     A cell stops, after `min_rounds`, when half the 95 % interval of its median is at most `ci_target` of it, at
-    `max_rounds`, or at `time_limit_s`. Slow cells take fewer samples a round, at least one: on a GPU a round takes
-    `round_s` at most. Its power cap acts in some tenths of a second, and is to find cells that take turns alike.
+    `max_rounds`, or at `time_limit_s`. Slow cells take fewer samples a round, at least one.
     """
 
     timer: str = "auto"
@@ -54,11 +54,10 @@ class Settings:
     max_rounds: int = 20
     time_limit_s: float = 10.0
     ci_target: float = CI_TARGET
-    round_s: float = 0.1
 
     def samples_a_round(self, total_s: float, *, on_gpu: bool) -> int:
         """As many as were asked for, or as fit into a round and into the time limit at `total_s` seconds a sample."""
-        longest_s = min(self.round_s if on_gpu else math.inf, self.time_limit_s / self.min_rounds)
+        longest_s = min(GPU_ROUND_SECONDS if on_gpu else math.inf, self.time_limit_s / self.min_rounds)
         return max(1, min(self.samples_per_round, int(longest_s / max(total_s, 1e-9))))
 
 

@@ -159,9 +159,10 @@ def prefill_state(
 
     `q_window [B, Hq, W, D]` holds the last `W >= min(max(cq, cq + cq2 - 2), tokens)` queries of each sequence, oldest
     first, cq and cq2 being the query taps of `pre_conv` (1 without one) and `post_conv`; a prompt will do. With one
-    more, the first step may be that of the prompt's last token again; it is NaN without. All else as for
-    `multi_token_attention_decode`, with the mixers of the steps; under autocast the state is in its dtype, as the steps
-    are. Computes `cq2` rows of logits in eager PyTorch. Raises ValueError or TypeError for arguments that do not fit.
+    more, the first step may be that of the prompt's last token again; without, it is refused on a CPU and NaN on a
+    GPU. All else as for `multi_token_attention_decode`, with the mixers of the steps; under autocast the state is in
+    its dtype, as the steps are. Computes `cq2` rows of logits in eager PyTorch. Raises ValueError or TypeError for
+    arguments that do not fit.
     """
     given = Mixers(pre_conv, pre_mix, post_conv)
     check_are_tensors(q_window=q_window, k_cache=k_cache, lengths=lengths, **given._asdict(), block_table=block_table)
