@@ -5,13 +5,17 @@ Pure numbers, which whoever predicts memory and time reads too; imports neither 
 
 from __future__ import annotations
 
+import functools
+from bisect import bisect_right
+
 from mta_kernels.operation import Operation
 
 # Rows and keys of a block: a product's tile of rows lies in one block of rows and reads whole blocks of keys.
 BLOCK = 128
-# Bytes of a chunk's scores where there is one buffer of them, and rows of a chunk, at most; a chunk has no fewer rows
-# than the last. The larger a chunk, the more tiles run at once: on an H200 256 MB cost 10 to 20 % more time than 1 GB.
-# A forward has twice the rows where it has the memory: of 64 mixed rows each, 4096 fill that GPU's clusters once.
+# Bytes of a chunk's scores where there is one buffer of them, and rows that see all keys, at most; a chunk has no
+# fewer rows than the last. The larger a chunk, the more tiles run at once: on an H200 256 MB cost 10 to 20 % more time
+# than 1 GB. A forward has twice the rows where it has the memory: of 64 mixed rows each, 4096 fill that GPU's clusters
+# once.
 CHUNK_BYTES = 2**31
 CHUNK_ROWS = 2048
 LEAST_ROWS = 16
@@ -28,6 +32,8 @@ def chunk_rows(
 ) -> tuple[int, int]:  # fmt: skip
     """Sequences and rows of each of a chunk whose scores take at most CHUNK_BYTES, where that can be; its halo beside.
 
+    Of a chunk whose rows see all keys: `own_rows` has all chunks.
+
     A backward has two buffers, each of half as many bytes. With convolutions it has up to five of a quarter, and a
     forward two of half; each of twice as many on a GPU with `large` memory.
     """
@@ -38,5 +44,51 @@ def chunk_rows(
     row = heads * -(-keys // BLOCK) * BLOCK * element_size
     sequences = max(1, min(batch, most // (row * BLOCK)))
     rows = most // (row * sequences)
-    block = BLOCK if rows >= BLOCK else LEAST_ROWS
+    block = _block(rows)
     return sequences, max(LEAST_ROWS, min(rows // block * block, most_rows))
+
+
+def stored_scores(
+    operation: Operation, query_rows: int, key_rows: int, own: range, *, above: int = 0, below: int = 0
+) -> int:
+    """Of a head, what a chunk for its `own` query rows has room for: their halo, too, and keys in whole blocks."""
+    keys = key_rows - query_rows + min(own.stop + below, query_rows) if operation.causal else key_rows
+    return (above + len(own) + below) * -(-keys // BLOCK) * BLOCK
+
+
+@functools.lru_cache(1024)
+def own_rows(
+    operation: Operation, query_rows: int, key_rows: int, rows: int, *, above: int = 0, below: int = 0
+) -> tuple[range, ...]:
+    """The query rows that each chunk is for, whose halo has so many rows `above` them and `below`.
+
+    `rows` each. With convolutions, chunks whose rows see fewer keys have more of them, where fewer chunks will do then:
+    each has room for `rows` that see all keys, and all have about as many scores. Without, the kernels of a row want
+    rows of like lengths.
+    """
+    equal = tuple(range(first, min(first + rows, query_rows)) for first in range(0, query_rows, rows))
+    if not operation.is_convolved:
+        return equal
+
+    def stored(first: int, stop: int) -> int:
+        return stored_scores(operation, query_rows, key_rows, range(first, stop), above=above, below=below)
+
+    def divided(rows: int) -> tuple[range, ...]:
+        most, block, found, first = stored(query_rows - rows, query_rows), _block(rows), [], 0
+        while first < query_rows:
+            ends = range(first + block, query_rows + block, block)
+            fitting = bisect_right(ends, most, key=functools.partial(stored, first))
+            stop = min(ends[max(fitting - 1, 0)], query_rows)
+            found.append(range(first, stop))
+            first = stop
+        return tuple(found)
+
+    fewest, block = divided(rows), _block(rows)
+    if len(fewest) == len(equal):
+        return equal
+    return next((found for x in range(block, rows, block) if len(found := divided(x)) == len(fewest)), fewest)
+
+
+def _block(rows: int) -> int:
+    """Of which the rows of a chunk are a multiple."""
+    return BLOCK if rows >= BLOCK else LEAST_ROWS

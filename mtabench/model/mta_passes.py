@@ -34,7 +34,7 @@ from mtabench.model.devices import Device
 from mtabench.model.kernel import Kernel, scores, tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 from mtabench.problem.inputs import DTYPES
-from mtabench.problem.work import chunk_of, halo_rows, mixed, taps
+from mtabench.problem.work import chunk_of, chunks_of, halo_of, mixed, taps
 
 # Of a product with stored scores: what it reaches of a copy's bandwidth, and of a plain product's rate.
 SCORE_PRODUCT, ROW_PRODUCT, TRANSPOSED_PRODUCT = (0.76, 0.43), (0.86, 0.54), (0.81, 0.42)
@@ -79,10 +79,8 @@ class Call:
     @classmethod
     def of(cls, case: Case, device: Device) -> Call:
         gpu = Gpu(device.capability, device.shared_memory)
-        sequences, rows = chunk_of(case)
-        above = score_chunks.halo_rows(case.operation)
-        below = halo_rows(case) - above
-        chunks = tuple(_chunk(case, first, rows, above, below) for first in range(0, case.seq, rows))
+        sequences, _ = chunk_of(case)
+        chunks = tuple(_chunk(case, own, **halo_of(case)) for own in chunks_of(case))
         return cls(case, gpu, DTYPES[case.dtype], sequences, chunks)
 
     @property
@@ -120,10 +118,9 @@ class Call:
         return numbers * self.stored * BYTES_PER_ELEMENT[self.case.dtype]
 
 
-def _chunk(case: Case, first: int, rows: int, above: int, below: int) -> Chunk:
-    """As `triton/chunks.py` has it, of query rows from `first` on."""
-    owned = min(rows, case.seq - first)
-    start, stop = first - above, first + owned + below
+def _chunk(case: Case, own: range, above: int, below: int) -> Chunk:
+    """As `triton/chunks.py` has it, for its own query rows."""
+    start, stop = own.start - above, own.stop + below
     keys = min(stop, case.seq) if case.operation.causal else case.seq
     pitch = -(-keys // score_chunks.BLOCK) * score_chunks.BLOCK
 
@@ -139,7 +136,7 @@ def _chunk(case: Case, first: int, rows: int, above: int, below: int) -> Chunk:
             row = further
         return total
 
-    return Chunk(stop - start, keys, stored(start, stop), stored(first, first + owned))
+    return Chunk(stop - start, keys, stored(start, stop), stored(own.start, own.stop))
 
 
 def kernels(case: Case, device: Device) -> list[Kernel]:

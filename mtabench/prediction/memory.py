@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from mta_kernels import score_chunks
 from mtabench.model import banded, rungs
 from mtabench.model.kernel import tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 from mtabench.problem.layers import VOCABULARY, embedding_parameters, matrix_parameters
-from mtabench.problem.work import chunk_of, halo_rows
+from mtabench.problem.work import chunk_of, chunks_of, halo_of
 from mtabench.registry import implementation_of
 
 # `N x N` matrices a head alive at the peak where scores are stored, as measured. On a CPU oneDNN convolves copies of
@@ -74,7 +75,7 @@ def expected_memory_bytes(case: Case, work: str) -> int:
         if case.pass_ == "decode":
             return out + _staged_scores(case)
         of_rows = case.batch * case.heads * case.seq * SUM  # the logarithms of the sums of exponentials
-        sums = 2 * keys // BYTES_PER_ELEMENT[case.dtype] * SUM if chunk_of(case)[1] < case.seq else 0
+        sums = 2 * keys // BYTES_PER_ELEMENT[case.dtype] * SUM if len(chunks_of(case)) > 1 else 0
         gradients = queries + 2 * keys + sums if case.pass_ == "bwd" else 0
         peak = out + of_rows + gradients + _staged_scores(case)
         if case.operation.norm or case.operation.gate:
@@ -147,11 +148,12 @@ def _staged_scores(case: Case) -> int:
     """Buffers of scores of a chunk, more of them for convolutions, which are not in place; of a decode step a row."""
     if case.pass_ == "decode":
         return _score_row(case)
-    sequences, rows = chunk_of(case)
+    sequences, _ = chunk_of(case)
     before, after = case.operation.pre_conv is not None, case.operation.post_conv is not None
     buffers = 2 + before + 2 * after if case.pass_ == "bwd" else 1 + (before or after)
-    chunk_rows = min(rows, case.seq) + halo_rows(case)
-    return buffers * sequences * chunk_rows * _score_row(case) // case.batch
+    operation, halo = case.operation, halo_of(case)
+    stored = max(score_chunks.stored_scores(operation, case.seq, case.seq, own, **halo) for own in chunks_of(case))
+    return buffers * sequences * case.heads * stored * BYTES_PER_ELEMENT[case.dtype]
 
 
 def _score_row(case: Case) -> int:

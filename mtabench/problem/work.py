@@ -107,6 +107,12 @@ def chunk_of(case: Case) -> tuple[int, int]:
     )  # fmt: skip
 
 
+def chunks_of(case: Case) -> tuple[range, ...]:
+    """The query rows of each chunk of a sequence."""
+    _, rows = chunk_of(case)
+    return score_chunks.own_rows(case.operation, case.seq, case.seq, rows, **halo_of(case))
+
+
 def staged_scores(case: Case) -> int:
     """Scores that staged work computes: in whole blocks, and again those beside a chunk; of a decode step one row."""
     if case.pass_ == "decode":
@@ -114,13 +120,14 @@ def staged_scores(case: Case) -> int:
     block = score_chunks.BLOCK
     ends = range(block, case.seq + block, block)
     keys = sum(ends) if case.operation.causal else len(ends) * ends[-1]
-    _, rows = chunk_of(case)
-    return case.batch * case.heads * keys * block * (rows + halo_rows(case)) // rows
+    rows = case.seq + len(chunks_of(case)) * sum(halo_of(case).values())
+    return case.batch * case.heads * keys * block * rows // case.seq
 
 
-def halo_rows(case: Case) -> int:
-    """Rows beside a chunk that convolutions read: above it, and in backward below it as well."""
-    return score_chunks.halo_rows(case.operation) * (2 if case.pass_ == "bwd" else 1)
+def halo_of(case: Case) -> dict[str, int]:
+    """Rows beside a chunk that convolutions read: `above` it, and in backward `below` it as well."""
+    rows = score_chunks.halo_rows(case.operation)
+    return {"above": rows, "below": rows if case.pass_ == "bwd" else 0}
 
 
 def bytes_moved(case: Case) -> int:

@@ -75,7 +75,7 @@ def run(case: Case, sizes: plan.Sizes | None = None) -> dict[str, Tensor]:
     out, dx = (torch.full_like(x, GUARD) for _ in range(2))
     convolve(x, out, taps, case.conv, case.where(), sizes=sizes)
     gradients = BandsGradient(
-        taps, case.conv, case.dtype, case.causal, bool(case.bounds), case.batch, case.rows + 200, case.pitch + 128,
+        taps, case.conv, case.dtype, case.causal, bool(case.bounds), case.batch, [(case.rows + 200, case.pitch + 128)],
         delta=case.delta, sizes=sizes,
     )  # fmt: skip
     for _ in range(2):

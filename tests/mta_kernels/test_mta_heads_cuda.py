@@ -110,7 +110,7 @@ class Case(ChunkCase):
         pre, post = (mix.to(DEVICE) for mix in self.mixings())
         every = {name: self.tiles for name in plan.TILES} if self.tiles else None
         return HeadMixings(
-            pre, post, self.taps().to(DEVICE), self.conv, self.dtype, self.batch, self.rows + 200, self.pitch + 128,
+            pre, post, self.taps().to(DEVICE), self.conv, self.dtype, self.batch, [(self.rows + 200, self.pitch + 128)],
             round_logits=self.round_logits, tiles=every, heads=self.sizes,
         )  # fmt: skip
 

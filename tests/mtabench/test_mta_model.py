@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from mta_kernels import score_chunks
 from mta_kernels.multi_token_attention import backends, stages
 from mta_kernels.multi_token_attention.triton.chunks import BLOCK, chunks
 from mtabench.model import dense, mma, mta_decode, mta_passes
@@ -17,7 +16,7 @@ from mtabench.prediction.memory import expected_memory_bytes
 from mtabench.prediction.predict import predict, unmodelled
 from mtabench.problem.case import Case
 from mtabench.problem.operations import gate_of, make_operation, norm_of
-from mtabench.problem.work import chunk_of, halo_rows
+from mtabench.problem.work import chunk_of, halo_of
 from mtabench.registry import implementation_of
 from mtabench.results.results_file import read_file
 
@@ -216,12 +215,8 @@ def test_chunks_are_those_of_a_call(steps, pass_, causal, seq):
     case = cell(steps, pass_=pass_, seq=seq)
     case = replace(case, operation=replace(case.operation, causal=causal))
     _, rows = chunk_of(case)
-    above = score_chunks.halo_rows(case.operation)
-    below = halo_rows(case) - above
-    call, wanted = (
-        mta_passes.Call.of(case, H200),
-        chunks(case.operation, seq, seq, rows, None, 0, above=above, below=below),
-    )
+    halo = halo_of(case)
+    call, wanted = mta_passes.Call.of(case, H200), chunks(case.operation, seq, seq, rows, None, 0, **halo)
     assert [(one.rows, one.keys) for one in call.chunks] == [(one.rows, one.keys) for one in wanted]
     for one, chunk in zip(call.chunks, wanted, strict=True):
 
@@ -233,7 +228,7 @@ def test_chunks_are_those_of_a_call(steps, pass_, causal, seq):
             return min((max(last, -1) + BLOCK.value) // BLOCK.value * BLOCK.value, chunk.pitch)
 
         assert one.stored == sum(map(stored, range(chunk.rows)))
-        assert one.own_stored == sum(map(stored, range(above, above + chunk.owned)))
+        assert one.own_stored == sum(map(stored, range(halo["above"], halo["above"] + chunk.owned)))
 
 
 @pytest.mark.parametrize("pass_", ["fwd", "bwd"])

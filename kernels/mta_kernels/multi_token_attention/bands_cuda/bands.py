@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
+from collections.abc import Iterable
 from ctypes import c_int, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -78,15 +80,14 @@ class BandsGradient:
 
     def __init__(
         self, taps: Tensor, conv: Convolution, dtype: torch.dtype, causal: bool, documents: bool, batch: int,
-        most_rows: int, most_pitch: int, *, delta: bool, sizes: plan.Sizes | None = None,
+        chunks: Iterable[tuple[int, int]], *, delta: bool, sizes: plan.Sizes | None = None,
     ) -> None:  # fmt: skip
-        """Chunks have up to `batch` sequences and so many rows and keys."""
+        """Of `chunks` with so many rows and keys (`rows`, `pitch`), and up to `batch` sequences."""
         self.taps, self.conv = taps.to(dtype).contiguous(), conv
         sizes = sizes or plan.GRADIENTS
         self.constants = BandConstants(True, dtype, conv, delta, causal, documents, sizes)
-        _, row_tiles, key_tiles = tiles_of(sizes, conv.query_taps, most_rows, most_pitch)
         heads, device = taps.shape[0], taps.device
-        shape = batch * heads, row_tiles * key_tiles, *conv.taps
+        shape = batch * heads, most_tasks(sizes, conv.query_taps, chunks), *conv.taps
         self.partial = torch.zeros(shape, dtype=torch.float32, device=device)
 
     def add(self, x: Tensor, grad: Tensor, out: Tensor, where: Rows, *, above: int, owned: int) -> Tensor | None:
@@ -116,6 +117,11 @@ def tiles_of(sizes: plan.Sizes, query_taps: int, rows: int, pitch: int) -> tuple
     """Rows of a warp, and how many warps share rows and keys."""
     run = plan.rows_of_turns(-(-sizes.rows // query_taps), query_taps)
     return run, -(-rows // run), -(-pitch // plan.KEYS)
+
+
+def most_tasks(sizes: plan.Sizes, query_taps: int, chunks: Iterable[tuple[int, int]]) -> int:
+    """Of a head, of chunks with so many rows and keys."""
+    return max(math.prod(tiles_of(sizes, query_taps, *chunk)[1:]) for chunk in chunks)
 
 
 def arguments_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from ctypes import c_int, c_void_p
 from typing import Any
 
@@ -66,12 +66,13 @@ class HeadMixings:
 
     def __init__(
         self, pre_mix: Tensor, post_mix: Tensor, taps: Tensor, conv: Convolution, dtype: torch.dtype, batch: int,
-        most_rows: int, most_pitch: int, *, round_logits: bool, tiles: dict[str, plan.Sizes] | None = None,
+        chunks: Iterable[tuple[int, int]], *, round_logits: bool, tiles: dict[str, plan.Sizes] | None = None,
         heads: plan.WalkSizes | None = None,
     ) -> None:  # fmt: skip
         """`pre_mix [H, H]` (out, in), `post_mix [H, H]` (in, out), `taps [H, cq, ck]` of the convolution in between.
 
-        Chunks have up to `batch` sequences and so many rows and keys. With `round_logits`, logits are rounded to dtype.
+        Of `chunks` with so many rows and keys (`rows`, `pitch`), and up to `batch` sequences. With `round_logits`,
+        logits are rounded to dtype.
         `tiles` and `heads` override the sizes that would be chosen, for measurements.
         """
         self.pre, self.post, self.taps = (x.to(dtype).contiguous() for x in (pre_mix, post_mix, taps))
@@ -83,8 +84,7 @@ class HeadMixings:
             return torch.zeros(*places, count, count, dtype=torch.float32, device=device)
 
         self.parts_pre = parts(self.tiles["logits"].warps * sm_count(device))
-        _, row_tiles, key_tiles = bands.tiles_of(self.heads.of_a_head, conv.query_taps, most_rows, most_pitch)
-        self.parts_post = parts(batch, row_tiles * key_tiles)
+        self.parts_post = parts(batch, bands.most_tasks(self.heads.of_a_head, conv.query_taps, chunks))
 
     def probabilities(self, x: Tensor, out: Tensor, logsumexp: Tensor, where: Rows) -> tuple[Tensor, int]:
         """`out = exp(pre_mix x - logsumexp)`, zeros at keys that are not seen.

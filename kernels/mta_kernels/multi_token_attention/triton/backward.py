@@ -7,6 +7,7 @@ its own rows depend on, and those below which depend on them: these are computed
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -64,7 +65,7 @@ def mixed_attention_backward(
     gpu = stages.cuda_gpu(q.device)
     rounds = stages.rounds_logits(operation, gpu, q.dtype, heads, documents=documents is not None)
     steps = Stages(operation, mixers, q, sequences, plan, round_logits=rounds)
-    size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
+    size = max(math.prod(chunk.shape) for chunk in plan) * sequences * heads
     memories = q.new_empty(steps.buffers, size).unbind()
     if operation.post_conv is not None:  # that of coarse rows is computed again
         logsumexp = logsumexp.clone(memory_format=torch.contiguous_format)
@@ -196,8 +197,8 @@ def _mixings(
     pre_mix, post_mix, taps, conv = mixers.pre_mix, mixers.post_mix, mixers.post_conv, operation.post_conv
     if pre_mix is None or post_mix is None or taps is None or conv is None:
         raise ValueError("the kernels in which heads meet need both mixings, and taps after the softmax")
-    most = max(chunk.rows for chunk in plan), max(chunk.pitch for chunk in plan)
-    return HeadMixings(pre_mix, post_mix, taps, conv, q.dtype, sequences, *most, round_logits=round_logits)
+    shapes = [chunk.shape for chunk in plan]
+    return HeadMixings(pre_mix, post_mix, taps, conv, q.dtype, sequences, shapes, round_logits=round_logits)
 
 
 def gradient_scale(grad_out: Tensor, v: Tensor, mixers: Mixers) -> Tensor | None:

@@ -35,10 +35,9 @@ class ConvolutionGradient:
     ) -> None:
         self.cuda = None
         if _by_cuda(q, convolution):
-            most = max(chunk.rows for chunk in plan), max(chunk.pitch for chunk in plan)
-            some = plan[0]
+            some, shapes = plan[0], [chunk.shape for chunk in plan]
             self.cuda = BandsGradient(
-                taps, convolution, q.dtype, some.causal, some.documents is not None, sequences, *most, delta=delta
+                taps, convolution, q.dtype, some.causal, some.documents is not None, sequences, shapes, delta=delta
             )
             return
         self.transposed = triton_convolution.bands_of(taps, convolution, q.dtype, transposed=True)

@@ -55,6 +55,11 @@ class Chunk:
         return cdiv(self.keys, BLOCK.value) * BLOCK.value
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, and elements of each, as its scores are stored."""
+        return self.rows, self.pitch
+
+    @property
     def own_rows(self) -> slice:
         return slice(self.above, self.above + self.owned)
 
@@ -68,25 +73,14 @@ def chunks(
     operation: Operation, query_rows: int, key_rows: int, rows: int, documents: Tensor | None, signature: Hashable, *,
     above: int = 0, below: int = 0,
 ) -> list[Chunk]:  # fmt: skip
-    """All rows of q, `rows` at a time, each chunk with a halo."""
-    found = []
-    for first in range(0, query_rows, rows):
-        owned = min(rows, query_rows - first)
-        found.append(
-            Chunk(
-                first - above,
-                above + owned + below,
-                above,
-                owned,
-                query_rows,
-                key_rows,
-                operation.causal,
-                documents,
-                operation.is_convolved,
-                (signature, first),
-            )
+    """All rows of q, so many at a time as `score_chunks.own_rows` has it, each chunk with a halo."""
+    return [
+        Chunk(
+            own.start - above, above + len(own) + below, above, len(own), query_rows, key_rows, operation.causal,
+            documents, operation.is_convolved, (signature, own.start),
         )
-    return found
+        for own in score_chunks.own_rows(operation, query_rows, key_rows, rows, above=above, below=below)
+    ]  # fmt: skip
 
 
 @triton.jit

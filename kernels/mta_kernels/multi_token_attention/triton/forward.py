@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -33,7 +35,7 @@ def mixed_attention_forward(
     sequences, rows = chunk_rows(operation, batch, heads, key_rows, q.element_size(), backward=False, large=large)
     signature = call_signature(q, k, v, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo)
-    size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
+    size = max(math.prod(chunk.shape) for chunk in plan) * sequences * heads
     by = stages.forward(
         operation, stages.cuda_gpu(q.device), q.dtype, heads, head_dim, documents=documents is not None,
         key_rows=key_rows, rows=plan[0].rows, sequences=sequences,
