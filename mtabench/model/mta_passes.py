@@ -251,17 +251,12 @@ def _backward(call: Call) -> list[Kernel]:
 
 
 def _gradient_products(call: Call) -> list[Kernel]:
-    """dq; dk and dv, which several chunks add to sums in float32."""
+    """dq; dk and dv, to which each chunk adds what those before it have summed in float32."""
     case = call.case
-    keys = case.batch * case.kv_heads * case.head_dim
-    several = len(call.chunks) > 1
-    sums = sum(chunk.keys for chunk in call.chunks) * keys * 2 * FLOAT if several else 0  # each chunk reads and writes
+    passed_on = sum(chunk.keys for chunk in call.chunks[:-1]) * case.batch * case.kv_heads * case.head_dim
     transposed = _product(call, "_transposed_product_kernel", TRANSPOSED_PRODUCT, own=True)
-    found = [_row_product(call), _twice(replace(transposed, memory_bytes=transposed.memory_bytes + sums))]
-    if several:
-        numbers = 2 * keys * case.seq
-        found.append(Kernel("sums, to the dtype of q", launches=4, memory_bytes=numbers * (2 * FLOAT + 2)))
-    return found
+    moved = transposed.memory_bytes + passed_on * 2 * FLOAT
+    return [_row_product(call), _twice(replace(transposed, memory_bytes=moved))]
 
 
 def _row_product(call: Call) -> Kernel:

@@ -57,7 +57,7 @@ def expected_memory_bytes(case: Case, work: str) -> int:
     Dense implementations store several `N x N` matrices of scores. The expanded form stores its longer keys, and
     backward a chunk of scores and float32 sums; its peak comes before the gradients in the inputs' dtype are made.
     Staged stores a chunk of scores, backward two, and more of them if it convolves; and backward float32 sums of dk and
-    dv if there are several chunks of rows.
+    dv of a chunk's sequences if there are several chunks of rows.
     Banded stores nothing of that but, backward, chunks of scores and float32 sums of dk and dv, and on Hopper what
     these are rounded to. Overlapped multiplies the output by its gradient in float32 before its backward. The others
     store outputs, and backward a float32 sum of dq. Forwards of some rungs of plain attention say themselves what they
@@ -75,8 +75,10 @@ def expected_memory_bytes(case: Case, work: str) -> int:
         if case.pass_ == "decode":
             return out + _staged_scores(case)
         of_rows = case.batch * case.heads * case.seq * SUM  # the logarithms of the sums of exponentials
-        sums = 2 * keys // BYTES_PER_ELEMENT[case.dtype] * SUM if len(chunks_of(case)) > 1 else 0
-        gradients = queries + 2 * keys + sums if case.pass_ == "bwd" else 0
+        gradients = queries + 2 * keys if case.pass_ == "bwd" else 0
+        if case.pass_ == "bwd" and len(chunks_of(case)) > 1:
+            sequences, _ = chunk_of(case)
+            gradients += 2 * sequences * case.kv_heads * case.seq * case.head_dim * SUM
         peak = out + of_rows + gradients + _staged_scores(case)
         if case.operation.norm or case.operation.gate:
             # They read an output and write another; backward the first is kept, and there is its gradient.

@@ -44,7 +44,7 @@ def mixed_attention_backward(
     """Gradients of q, k, v and the mixers, in their dtypes: an `MtaBackend.backward`."""
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
-    dq = q.new_empty(q.shape)
+    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     loss_scale = gradient_scale(grad_out, v, mixers)
     if loss_scale is not None:
         grad_out = (grad_out * loss_scale).to(q.dtype)
@@ -56,12 +56,10 @@ def mixed_attention_backward(
     sequences, rows = chunk_rows(operation, batch, heads, key_rows, q.element_size(), backward=True, large=large)
     signature = call_signature(q, k, v, grad_out, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo, below=halo)
-    whole = len(plan) == 1  # the sums of all rows need no memory of their own
-    shape = batch, kv_heads, key_rows, head_dim
-    if whole:
-        sums = q.new_empty(shape), q.new_empty(shape)
+    if len(plan) > 1:
+        sums = q.new_empty(2, sequences, kv_heads, key_rows, head_dim, dtype=torch.float32).unbind()
     else:
-        sums = torch.zeros(2, *shape, dtype=torch.float32, device=q.device).unbind()
+        sums = dk, dv  # nothing is added up
     gpu = stages.cuda_gpu(q.device)
     rounds = stages.rounds_logits(operation, gpu, q.dtype, heads, documents=documents is not None)
     steps = Stages(operation, mixers, q, sequences, plan, round_logits=rounds)
@@ -71,20 +69,25 @@ def mixed_attention_backward(
         logsumexp = logsumexp.clone(memory_format=torch.contiguous_format)
     for first in range(0, batch, sequences):
         part = slice(first, first + sequences)
-        dk, dv = (x[part] for x in sums)
+        summed_keys = 0
         for chunk in plan:
             buffers = [chunk.buffer(memory, q[part].shape[0], heads) for memory in memories]
             score_product(q[part], k[part], buffers[0], chunk, operation.scale)
             score_product(grad_out[part], v[part], buffers[1], chunk, 1.0)
-
-            def add_to_dv(probabilities: Tensor, chunk=chunk, grad=finite_grad[part], dv=dv) -> None:
-                add_transposed_product(probabilities, grad, dv, chunk, 1.0, loss_scale, whole=whole)
-
+            dk_sums, dv_sums = (x[: q[part].shape[0]] for x in sums)
+            last = chunk is plan[-1]
+            add_to_dv = functools.partial(
+                add_transposed_product, right=finite_grad[part], sums=dv_sums, out=dv[part] if last else dv_sums,
+                chunk=chunk, loss_scale=loss_scale, summed_keys=summed_keys,
+            )  # fmt: skip
             dscores = steps.run(buffers, logsumexp[part], chunk, add_to_dv)
             row_product(dscores, k[part], dq[part], chunk, operation.scale, loss_scale)
-            add_transposed_product(dscores, q[part], dk, chunk, operation.scale, loss_scale, whole=whole)
-    dk, dv = sums
-    return dq, dk.to(k.dtype), dv.to(v.dtype), steps.gradients(loss_scale)
+            add_transposed_product(
+                dscores, q[part], dk_sums, dk[part] if last else dk_sums, chunk, operation.scale, loss_scale,
+                summed_keys=summed_keys,
+            )  # fmt: skip
+            summed_keys = chunk.keys
+    return dq, dk, dv, steps.gradients(loss_scale)
 
 
 class Stages:

@@ -159,19 +159,20 @@ def _row_product_kernel(
     tl.store(out_ptr, (total * factor).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=[*NOT_SPECIALIZED, "left_rows", "keys"])
+@triton.jit(do_not_specialize=[*NOT_SPECIALIZED, "left_rows", "keys", "summed_keys"])
 def _transposed_product_kernel(
-    left_desc, right_desc, out_ptr, loss_scale_ptr, documents_ptr,
+    left_desc, right_desc, sums_ptr, out_ptr, loss_scale_ptr, documents_ptr,
     stride_lh, stride_ln, stride_rb, stride_rh, stride_rn,
-    heads, group, head_dim, left_rows, rows, pitch, first_position, first_row, query_rows, key_rows, keys, factor,
+    heads, group, head_dim, left_rows, rows, pitch, first_position, first_row, query_rows, key_rows, keys, summed_keys,
+    factor,
     HOST_DESCRIPTORS: tl.constexpr, SCALED: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
-    CONVOLVED: tl.constexpr, ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+    CONVOLVED: tl.constexpr, LAST: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr, ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`out[j] += factor * sum_r left[r, j] * right[first_row + r]` over the heads of one KV head, for BLOCK_N keys.
+    """`out[j] = sums[j] + factor * sum_r left[r, j] * right[first_row + r]`, over a KV head's heads, for BLOCK_N keys.
 
-    left `[B*H, rows, pitch]`, the owned rows alone, right `[B, H, M, D]`, out `[B, H / group, N, D]`. Without ADD, out
-    holds nothing yet.
+    left `[B*H, rows, pitch]`, the owned rows alone, right `[B, H, M, D]`, sums and out `[B, H / group, N, D]`. Sums
+    hold nothing yet of keys from `summed_keys` on. Without LAST, out is the sums.
     """
     key_tiles = tl.cdiv(keys, BLOCK_N)
     first = tl.program_id(0) % key_tiles * BLOCK_N
@@ -211,15 +212,14 @@ def _transposed_product_kernel(
         total = tl.dot(left.T, right, total, input_precision=PRECISION)
     if SCALED:
         factor /= tl.load(loss_scale_ptr)
-    if steps > 0 or not ADD:
+    if LAST or (steps > 0) | (first + BLOCK_N > summed_keys):
         key = first + tl.arange(0, BLOCK_N)
         dim = tl.arange(0, BLOCK_D)
         inside = (key < keys)[:, None] & (dim < head_dim)[None, :]
-        place = out_ptr + (batch_head.to(tl.int64) * key_rows + key[:, None]) * head_dim + dim[None, :]
+        place = (batch_head.to(tl.int64) * key_rows + key[:, None]) * head_dim + dim[None, :]
         total *= factor
-        if ADD:
-            total += tl.load(place, mask=inside, other=0.0)
-        tl.store(place, total.to(out_ptr.dtype.element_ty), mask=inside)
+        total += tl.load(sums_ptr + place, mask=inside & (key < summed_keys)[:, None], other=0.0).to(tl.float32)
+        tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def launched_again(
@@ -317,15 +317,15 @@ def row_product(
 
 
 def add_transposed_product(
-    scores: Tensor, right: Tensor, out: Tensor, chunk: Chunk, factor: float = 1.0, loss_scale: Tensor | None = None, *,
-    whole: bool = False,
+    scores: Tensor, right: Tensor, sums: Tensor, out: Tensor, chunk: Chunk, factor: float = 1.0,
+    loss_scale: Tensor | None = None, *, summed_keys: int = 0,
 ) -> None:  # fmt: skip
-    """`out[j] += factor / loss_scale * sum_r scores[r, j] * right[r]` over owned rows and the heads of a KV head.
+    """`out[j] = sums[j] + factor / loss_scale * sum_r scores[r, j] * right[r]`, over owned rows and a KV head's heads.
 
-    scores `[B, H, rows, pitch]`, right `[B, H, M, D]` of `rows_of`, out `[B, Hkv, N, D]` contiguous: float32, or with
-    `whole`, where the chunk has all rows, of any dtype, and of memory that holds nothing yet.
+    scores `[B, H, rows, pitch]`, right `[B, H, M, D]` of `rows_of`. `sums [B, Hkv, N, D]` contiguous float32 hold those
+    of chunks before, of the first `summed_keys` keys; out is the sums, or, of the last chunk, like them in any dtype.
     """
-    key, done = launched_again("whole" if whole else "transposed", chunk, factor, loss_scale, scores, right, out)
+    key, done = launched_again("transposed", chunk, factor, loss_scale, scores, right, sums, out)
     if done:
         return
     batch, kv_heads, _, head_dim = out.shape
@@ -336,12 +336,12 @@ def add_transposed_product(
     host_descriptors = compiled_capability(left.device)[0] >= 9
     launch_as(
         key, _transposed_product_kernel, cdiv(chunk.keys, block_n) * batch * kv_heads,
-        (chunk.signature, call_signature(scores, right, out)),
+        (chunk.signature, call_signature(scores, right, sums, out)),
         operand(left, [1, block_k, block_n], host_descriptors),
-        operand(right, [1, 1, block_k, block_d], host_descriptors), out, *pointers(chunk, loss_scale, left),
+        operand(right, [1, 1, block_k, block_d], host_descriptors), sums, out, *pointers(chunk, loss_scale, left),
         *left.stride()[:2], *right.stride()[:3], heads, heads // kv_heads, head_dim, chunk.rows, chunk.owned,
-        chunk.pitch, *numbers(chunk, chunk.above), chunk.keys, factor,
-        **constants(host_descriptors, chunk, loss_scale), ADD=not whole, BLOCK_N=block_n, BLOCK_D=block_d,
+        chunk.pitch, *numbers(chunk, chunk.above), chunk.keys, summed_keys, factor,
+        **constants(host_descriptors, chunk, loss_scale), LAST=out is not sums, BLOCK_N=block_n, BLOCK_D=block_d,
         BLOCK_K=block_k, **options,
     )  # fmt: skip
 
