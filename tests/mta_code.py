@@ -15,7 +15,9 @@ from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.decode.triton import newest_row
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
 from mta_kernels.multi_token_attention.triton.backward import mixed_attention_backward
+from mta_kernels.multi_token_attention.triton.chunks import chunks
 from mta_kernels.multi_token_attention.triton.forward import mixed_attention_forward
+from mta_kernels.multi_token_attention.triton.rows import mix_rows
 from mtabench.static.absent_gpu import launches_compile, tensor
 from mtabench.static.limits import limits_of
 from mtabench.static.machine_code import spills_of, usage_of
@@ -32,6 +34,11 @@ def run(
     mixed_attention_forward(operation, q, k, v, mixers)
     logsumexp = tensor(1, heads, keys, dtype=torch.float32)
     mixed_attention_backward(operation, q, k, v, mixers, logsumexp, grad_out)
+    if convolved:  # behind CUDA's kernels, which sum most rows
+        (chunk,) = chunks(operation, keys, keys, keys, None, signature=0)
+        scores, corrections = tensor(1, heads, keys, keys, dtype=dtype), tensor(2, 1, heads, keys, dtype=torch.float32)
+        sums = tensor(1, heads, keys, keys // 128, dtype=torch.float32), 128
+        mix_rows(scores, mix, None, logsumexp, chunk=chunk, out=scores, corrections=corrections, sums=sums)
 
 
 def run_decode(

@@ -22,7 +22,7 @@ from mta_kernels.multi_token_attention.triton.chunks import Chunk, seen_keys, st
 FORWARD = {"tile": 4096, "programs": 4, "num_warps": 4, "stages": 3}
 # Of a logsumexp: up to it, what it was rounded by is at most 3e-5 of a probability, little beside 16 bits' rounding.
 COARSE = tl.constexpr(2.0**10)
-SEGMENTS = tl.constexpr(64)  # sums of a row that are read at a time
+SEGMENTS = tl.constexpr(128)  # sums of a row that are read at a time
 LOWEST = tl.constexpr(-1e38)  # below every logit, and finite: of keys that are not seen, no NaN comes
 
 
@@ -129,45 +129,50 @@ def _mix_rows_kernel(
         end_stored = stored_end(row, first_position, pitch, CAUSAL, CONVOLVED)
         logsumexp_row = logsumexp_ptr + batch * stride_lb + head * stride_lh + (first_row + row) * stride_ln
         corrections_row = corrections_ptr + (batch * heads + head) * rows + row
-        stored = tl.zeros([HEADS], tl.float32)
+        computed: tl.constexpr = True
         if SUMMED:
             given = tl.load(logsumexp_row, mask=(head < heads) & (end > start), other=0.0)
-            large = tl.max(tl.abs(given), 0) > COARSE
+            computed = tl.max(tl.abs(given), 0) > COARSE
             sums_row = sums_ptr + batch * stride_sb + head[:, None] * stride_sh + row.to(tl.int64) * stride_sn
-            for first in range(0, tl.where(large, 0, tl.cdiv(end, segment_keys)), SEGMENTS):
+            stored = tl.zeros([HEADS], tl.float32)
+            for first in range(0, tl.cdiv(end, segment_keys), SEGMENTS):
                 segment = first + tl.arange(0, SEGMENTS)
                 there = (head < heads)[:, None] & (segment * segment_keys < end)[None, :]
                 stored += tl.sum(tl.load(sums_row + segment[None, :] * stride_ss, mask=there, other=0.0), 1)
-            start, first_stored = tl.where(large, start, 0), tl.where(large, first_stored, 0)
-            end, end_stored = tl.where(large, end, 0), tl.where(large, end_stored, 0)
-        maximum, total = row_statistics(row_ptr, pre, start, end, heads, PRE, ROUND, HEADS, C, LANES, STAGES, PRECISION)
-        total = tl.where(end > start, total, 1.0)
-        factor = 1.0 / total
-        inside = (head < heads) & (end > start) & (row >= above)
-        log_total = tl.log2(total) * LN_2
-        logsumexp = maximum + log_total
-        tl.store(logsumexp_row, logsumexp, mask=inside)
-        if CORRECT:
-            tl.store(corrections_row, log_total - (logsumexp - maximum), mask=head < heads)
-        first_tile = start // C * C
-        if first_stored < first_tile:
-            store_zeros(out_row_ptr, first_stored, first_tile, heads, HEADS, C)
-        summed = tl.zeros([LANES, HEADS], tl.float32)
-        for first in tl.range(first_tile, end, C, num_stages=STAGES):
-            key = first + tl.arange(0, C)
-            scores = load_keys(row_ptr, key, start, end, heads, HEADS)
-            logits = logits_of(scores, pre, PRE, ROUND, PRECISION)  # [C, HEADS]
-            p = tl.exp2(tl.minimum((logits - maximum[None, :]) * LOG2_E, 0.0, propagate_nan=tl.PropagateNan.ALL))
-            p = tl.where(((key >= start) & (key < end))[:, None], p * factor[None, :], 0.0)
-            if POST:
-                p = tl.dot(p.to(dtype), post, input_precision=PRECISION)
+        if computed:
+            maximum, total = row_statistics(
+                row_ptr, pre, start, end, heads, PRE, ROUND, HEADS, C, LANES, STAGES, PRECISION
+            )
+            total = tl.where(end > start, total, 1.0)
+            factor = 1.0 / total
+            inside = (head < heads) & (end > start) & (row >= above)
+            log_total = tl.log2(total) * LN_2
+            logsumexp = maximum + log_total
+            tl.store(logsumexp_row, logsumexp, mask=inside)
             if CORRECT:
-                p = p.to(dtype)
-                summed += tl.sum(tl.reshape(p.to(tl.float32), [C // LANES, LANES, HEADS]), 0)
-            store_keys(out_row_ptr, key, p, first_stored, end_stored, heads, HEADS)
-        if CORRECT:
-            tl.store(corrections_row + heads * total_rows, stored + tl.sum(summed, 0), mask=head < heads)
-        store_zeros(out_row_ptr, (tl.maximum(end, first_tile) + (C - 1)) // C * C, end_stored, heads, HEADS, C)
+                tl.store(corrections_row, log_total - (logsumexp - maximum), mask=head < heads)
+            first_tile = start // C * C
+            if first_stored < first_tile:
+                store_zeros(out_row_ptr, first_stored, first_tile, heads, HEADS, C)
+            summed = tl.zeros([LANES, HEADS], tl.float32)
+            for first in tl.range(first_tile, end, C, num_stages=STAGES):
+                key = first + tl.arange(0, C)
+                scores = load_keys(row_ptr, key, start, end, heads, HEADS)
+                logits = logits_of(scores, pre, PRE, ROUND, PRECISION)  # [C, HEADS]
+                p = tl.exp2(tl.minimum((logits - maximum[None, :]) * LOG2_E, 0.0, propagate_nan=tl.PropagateNan.ALL))
+                p = tl.where(((key >= start) & (key < end))[:, None], p * factor[None, :], 0.0)
+                if POST:
+                    p = tl.dot(p.to(dtype), post, input_precision=PRECISION)
+                if CORRECT:
+                    p = p.to(dtype)
+                    summed += tl.sum(tl.reshape(p.to(tl.float32), [C // LANES, LANES, HEADS]), 0)
+                store_keys(out_row_ptr, key, p, first_stored, end_stored, heads, HEADS)
+            if CORRECT:
+                tl.store(corrections_row + heads * total_rows, tl.sum(summed, 0), mask=head < heads)
+            store_zeros(out_row_ptr, (tl.maximum(end, first_tile) + (C - 1)) // C * C, end_stored, heads, HEADS, C)
+        else:
+            tl.store(corrections_row, tl.zeros([HEADS], tl.float32), mask=head < heads)
+            tl.store(corrections_row + heads * total_rows, stored, mask=head < heads)
 
 
 def mix_rows(
