@@ -213,13 +213,15 @@ def _transposed_product_kernel(
     if SCALED:
         factor /= tl.load(loss_scale_ptr)
     if LAST or (steps > 0) | (first + BLOCK_N > summed_keys):
-        key = first + tl.arange(0, BLOCK_N)
+        key = tl.arange(0, BLOCK_N)
         dim = tl.arange(0, BLOCK_D)
-        inside = (key < keys)[:, None] & (dim < head_dim)[None, :]
-        place = (batch_head.to(tl.int64) * key_rows + key[:, None]) * head_dim + dim[None, :]
+        inside = (first + key < keys)[:, None] & (dim < head_dim)[None, :]
+        summed = inside & (first + key < summed_keys)[:, None]
+        tile = (batch_head.to(tl.int64) * key_rows + first) * head_dim
+        place = key[:, None] * head_dim + dim[None, :]
         total *= factor
-        total += tl.load(sums_ptr + place, mask=inside & (key < summed_keys)[:, None], other=0.0).to(tl.float32)
-        tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=inside)
+        total += tl.load(sums_ptr + tile + place, mask=summed, other=0.0).to(tl.float32)
+        tl.store(out_ptr + tile + place, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def launched_again(
