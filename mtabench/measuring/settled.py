@@ -22,7 +22,9 @@ def half_interval(low: float, high: float) -> float:
 
 
 def half_interval_of(row: Row) -> float | None:
-    """The same for the 95 % interval of a row's median; None if the row has none."""
+    """The same for the 95 % interval of a row's median; None if the row has none, and for a single sample."""
+    if _is_single(row):
+        return None
     low, high = _number(row, "ci95_low_ms"), _number(row, "ci95_high_ms")
     return half_interval(low, high) if low and high else None
 
@@ -35,7 +37,7 @@ def settled(row: Row) -> bool | None:
     """
     half = half_interval_of(row)
     if half is None:
-        return None
+        return False if _is_single(row) else None
     return half <= target_of(row) + ROUNDING and not was_crowded(row)
 
 
@@ -61,7 +63,13 @@ def meaning(rows: Iterable[Row]) -> str:
         return ""
     targets = sorted({target_of(row) for row in marked})
     words = f"did not settle: the 95 % interval is wider than ±{' or '.join(f'{100 * t:g}' for t in targets)} %"
+    words += ", or there is a single sample" if any(map(_is_single, marked)) else ""
     return words + (", or a thread waited for a core" if any(map(was_crowded, marked)) else "")
+
+
+def _is_single(row: Row) -> bool:
+    """Whether a row's time is that of one sample, whose interval would be nothing wide."""
+    return _number(row, "samples") == 1
 
 
 def _number(row: Row, name: str) -> float | None:

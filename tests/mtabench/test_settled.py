@@ -53,6 +53,8 @@ def mtabench(monkeypatch, capsys, tmp_path):
         (INTERVAL | {"ci95_low_ms": float("nan")}, None),
         ({"status": "oom"}, None),
         (INTERVAL | TIGHT, True),
+        (INTERVAL | TIGHT | {"samples": "2"}, True),
+        (INTERVAL | TIGHT | {"samples": 1}, False),
         (INTERVAL | TIGHT | {"run_delay": 0.04}, True),
         (INTERVAL | TIGHT | {"run_delay": "0.06"}, False),
         (INTERVAL | {"ci95_low_ms": "0.995", "ci95_high_ms": "1.005"}, True),  # six digits may be 0.00501 %
