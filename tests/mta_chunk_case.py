@@ -14,6 +14,11 @@ from mta_kernels.multi_token_attention.bands_cuda.bands import Rows
 GUARD = 7.0  # where nobody may write
 
 
+def exact_convolution(x: Tensor, taps: Tensor) -> Tensor:
+    """`x [B, H, rows, keys]` in float64 by `taps [H, cq, ck]`, where all of these lie inside; on a GPU if it can."""
+    return F.conv2d(x.to(DEVICE), taps[:, None].to(DEVICE, x.dtype), groups=taps.shape[0]).to(x.device)
+
+
 @dataclass(frozen=True)
 class ChunkCase:
     """Queries are the last `queries` of `keys` positions; a chunk has `rows` rows, of which row 0 is `first_row`."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from emulated_bands import emulated_bands  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
-from mta_chunk_case import GUARD, ChunkCase
+from mta_chunk_case import GUARD, ChunkCase, exact_convolution
 from planted_faults import plant
 from torch import Tensor
 
@@ -50,7 +50,7 @@ class Case(ChunkCase):
     def convolved(self, x: Tensor, taps: Tensor) -> Tensor:
         cq, ck = self.conv.taps
         x = F.pad(x, (self.conv.pad, ck - 1 - self.conv.pad, cq - 1, 0))
-        return F.conv2d(x, taps[:, None], groups=self.heads)
+        return exact_convolution(x, taps)
 
     def definition(self) -> tuple[Tensor, Tensor, Tensor]:
         """By autograd in float64: the convolution, its gradient, and that of the taps by the owned rows."""

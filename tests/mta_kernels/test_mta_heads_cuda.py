@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from emulated_heads import emulated_heads  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
-from mta_chunk_case import ChunkCase
+from mta_chunk_case import ChunkCase, exact_convolution
 from planted_faults import plant
 from torch import Tensor
 
@@ -96,7 +96,7 @@ class Case(ChunkCase):
         for number in range(-1, len(self.bounds) + 1):
             rows = (self.row_documents() == number)[:, None]
             padded = F.pad(self.known(x).where(rows, 0), (self.conv.pad, ck - 1 - self.conv.pad, cq - 1, 0))
-            out += F.conv2d(padded, self.taps().double()[:, None], groups=self.heads).where(rows & self.seen(), 0)
+            out += exact_convolution(padded, self.taps()).where(rows & self.seen(), 0)
         return out.to(self.dtype).double()
 
     def products(self, left: Tensor, right: Tensor) -> Tensor:
