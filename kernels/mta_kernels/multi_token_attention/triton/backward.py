@@ -69,12 +69,12 @@ def mixed_attention_backward(
         logsumexp = logsumexp.clone(memory_format=torch.contiguous_format)
     for first in range(0, batch, sequences):
         part = slice(first, first + sequences)
-        summed_keys = 0
+        dk_sums, dv_sums = (x[: q[part].shape[0]] for x in sums)
+        summed_keys = 0  # of chunks before
         for chunk in plan:
             buffers = [chunk.buffer(memory, q[part].shape[0], heads) for memory in memories]
             score_product(q[part], k[part], buffers[0], chunk, operation.scale)
             score_product(grad_out[part], v[part], buffers[1], chunk, 1.0)
-            dk_sums, dv_sums = (x[: q[part].shape[0]] for x in sums)
             last = chunk is plan[-1]
             add_to_dv = functools.partial(
                 add_transposed_product, right=finite_grad[part], sums=dv_sums, out=dv[part] if last else dv_sums,
