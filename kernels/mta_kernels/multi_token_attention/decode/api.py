@@ -52,8 +52,9 @@ def multi_token_attention_decode(
 
     `q_window [B, Hq, W, D]` holds the last `W >= min(cq, tokens so far)` queries, oldest first, the new one last, cq
     being the query taps of `pre_conv`, or 1; `k_cache, v_cache [B, Hkv, S, D]`; `lengths [B]`, int32 or int64, counts
-    each sequence's tokens, the new one included. A sequence of length 0 gives zeros. What lies in a cache beyond a
-    length, and in q_window before a sequence's first token, may be anything, NaN included.
+    each sequence's tokens, the new one included. A sequence of length 0 gives zeros, which a norm with `norm_eps=0`
+    makes NaN. What lies in a cache beyond a length, and in q_window before a sequence's first token, may be anything,
+    NaN included.
     With `block_table [B, max_pages]` int32 the caches are pages, as in `conv_attention_decode`.
 
     A `post_conv` of more than one query tap needs `state`, what the step before left: `prefill_state` makes it of a
