@@ -21,6 +21,7 @@ DENSE_MATRICES = {"cuda": {"fwd": 3, "bwd": 5, "decode": 3}, "cpu": {"fwd": 3, "
 WHOLE_MATRICES = {"fwd": (6, 6), "bwd": (11, 10)}
 CONVOLUTION_COPIES, HEAD_BLOCK = {"fwd": 1, "bwd": 2, "decode": 1}, 16
 CHUNK_ROWS = 2048  # of scores at a time in the backward of the expanded form
+MANY_CHUNKS = 1024  # the largest of more has the scores it may have, to 0.1 %; to find all takes up to minutes
 BAND_PITCH = 16  # numbers a row of the causal band
 SUM = 4  # bytes of a float32
 LONGEST = 2**30
@@ -76,8 +77,8 @@ def expected_memory_bytes(case: Case, work: str) -> int:
             return out + _staged_scores(case)
         of_rows = case.batch * case.heads * case.seq * SUM  # the logarithms of the sums of exponentials
         gradients = queries + 2 * keys if case.pass_ == "bwd" else 0
-        if case.pass_ == "bwd" and len(chunks_of(case)) > 1:
-            sequences, _ = chunk_of(case)
+        sequences, chunk_rows = chunk_of(case)
+        if case.pass_ == "bwd" and chunk_rows < case.seq:
             gradients += 2 * sequences * case.kv_heads * case.seq * case.head_dim * SUM
         peak = out + of_rows + gradients + _staged_scores(case)
         if case.operation.norm or case.operation.gate:
@@ -150,11 +151,12 @@ def _staged_scores(case: Case) -> int:
     """Buffers of scores of a chunk, more of them for convolutions, which are not in place; of a decode step a row."""
     if case.pass_ == "decode":
         return _score_row(case)
-    sequences, _ = chunk_of(case)
+    sequences, rows = chunk_of(case)
     before, after = case.operation.pre_conv is not None, case.operation.post_conv is not None
     buffers = 2 + before + 2 * after if case.pass_ == "bwd" else 1 + (before or after)
-    operation, halo = case.operation, halo_of(case)
-    stored = max(score_chunks.stored_scores(operation, case.seq, case.seq, own, **halo) for own in chunks_of(case))
+    operation, halo, seq = case.operation, halo_of(case), case.seq
+    chunks = (range(seq - rows, seq),) if seq > MANY_CHUNKS * rows else chunks_of(case)
+    stored = max(score_chunks.stored_scores(operation, seq, seq, own, **halo) for own in chunks)
     return buffers * sequences * case.heads * stored * BYTES_PER_ELEMENT[case.dtype]
 
 

@@ -7,9 +7,11 @@ import pytest
 
 from mta_kernels import score_chunks
 from mta_kernels.operation import Operation
+from mtabench.prediction import memory
 from mtabench.prediction.memory import expected_memory_bytes, input_bytes, longest_seq, stored_scores
 from mtabench.problem.case import Case
 from mtabench.problem.operations import make_operation
+from mtabench.problem.work import chunk_of, chunks_of
 from mtabench.registry import implementation_of
 from mtabench.results.results_file import read_file
 
@@ -66,6 +68,23 @@ def test_scores_of_all_parts_take_what_the_limits_say(heads, seq, forward, backw
             assert 2 * small == large
     mixed = replace(case, operation=make_operation(None, "heads", None, heads=heads, head_dim=64))
     assert stored_scores(mixed, "staged") / 1e9 == pytest.approx(2.1, rel=0.03)
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
+def test_the_longest_sequence_of_all_parts_is_found_without_all_of_its_chunks(monkeypatch, pass_):
+    """Of many, the largest has the scores it may have; to find all those of 2^30 tokens would take minutes."""
+    operation = make_operation((6, 11), "heads", (6, 11), heads=16, head_dim=64)
+    case = replace(LONG, operation=operation, pass_=pass_, head_dim=64)
+    exact = stored_scores(case, "staged")
+
+    def few(case):
+        assert case.seq <= memory.MANY_CHUNKS * chunk_of(case)[1]
+        return chunks_of(case)
+
+    monkeypatch.setattr(memory, "chunks_of", few)
+    assert longest_seq(case, "staged", 141e9) > 2**20
+    monkeypatch.setattr(memory, "MANY_CHUNKS", 0)
+    assert stored_scores(case, "staged") == pytest.approx(exact, rel=0.001)
 
 
 @pytest.mark.parametrize(("head_dim", "gib"), [(64, 24), (128, 32)])
