@@ -172,6 +172,14 @@ def test_documents_with_convolutions(causal: bool) -> None:
     check(make(1, 48, 16, torch.float32, causal=causal, documents=documents, pre_conv=(3, 4), post_conv=(2, 3)))
 
 
+def test_chunks_of_equally_many_scores() -> None:
+    """Their rows are unequal: of more than 128 keys, which other tests here do not convolve."""
+    problem = make(2, 140, 16, torch.float32, pre_conv=(2, 3), post_conv=(3, 2))
+    lengths = [len(own) for own in score_chunks.own_rows(problem.operation, 140, 140, 32, above=3, below=3)]
+    assert lengths == [64, 48, 28]
+    assert_twice_eager(both_passes(problem), problem, backward=True)
+
+
 def test_any_strides_and_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = make(2, 17, 24, torch.float16, batch=2, kv_heads=1)
     want = gradients(problem)
