@@ -42,7 +42,7 @@ def run(results: Path, out: Path, repo_url: str | None, title: str | None, thres
     made = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     data = dashboard_data(archive, findings, Settings(title or "Performance history", share, days, address, made))
     write_site(out, site_files(data))
-    for text in (*_read_lines(archive), *_slowdowns(data)):
+    for text in (*_read_lines(archive), *_slowdowns(data), *_failures(data)):
         say(console, text)
     say(console, f"site: {out / 'index.html'}")
     return 0
@@ -51,8 +51,8 @@ def run(results: Path, out: Path, repo_url: str | None, title: str | None, thres
 def _read_lines(archive: Archive) -> Iterator[str]:
     cells, runs = plural(len(archive.histories), "cell"), plural(len(archive.runs), "run")
     revisions = plural(len({run.git_sha for run in archive.runs} - {""}), "revision")
-    files, times = plural(archive.files, "file"), plural(archive.rows, "time")
-    yield f"read {files}: {runs} of {revisions}, {cells}, {times}"
+    files, rows = plural(archive.files, "file"), plural(archive.rows, "row")
+    yield f"read {files}: {runs} of {revisions}, {cells}, {rows}"
     if archive.skipped:
         yield "left out: " + ", ".join(f"{what}: {count}" for what, count in archive.skipped.items())
     if archive.repeated:
@@ -76,6 +76,12 @@ def _slowdowns(data: Json) -> Iterator[str]:
             f"{others} to slower, probably the machine: "
             "the same commit before and after, or plain attention changed alike"
         )
+
+
+def _failures(data: Json) -> Iterator[str]:
+    """How many cells fail that had a time, or are wrong, as the page says it."""
+    if broken := data["counts"]["broken"]:
+        yield f"{plural(broken, 'cell')} {'fails' if broken == 1 else 'fail'} that did not before"
 
 
 @contextmanager

@@ -104,7 +104,7 @@ class Collector:
             self.rows += 1
         if self.rows > MOST_POINTS or len(self._cells) > MOST_CELLS:
             raise TooMuchError(
-                f"there are more than {MOST_POINTS:,} times or {MOST_CELLS:,} cells in it, and no page can show them; "
+                f"there are more than {MOST_POINTS:,} rows or {MOST_CELLS:,} cells in it, and no page can show them; "
                 "give a folder with fewer"
             )
 

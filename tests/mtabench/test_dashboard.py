@@ -39,9 +39,10 @@ def test_a_site_is_static_files_and_the_command_says_what_got_slower(site):
     files, out = site
     assert sorted(files) == FILES
     assert out.splitlines() == [
-        "read 40 files: 40 runs of 40 revisions, 29 cells, 1,160 times",
+        "read 40 files: 40 runs of 40 revisions, 29 cells, 1,160 rows",
         f"14 cells 5.9 % slower on average: {sha(30)}..{sha(31)}",
         f"fwd compile bf16 batch 1 heads 16 seq 2048 head dim 64 conv 6x11 5.1 % slower: {sha(0)}..{sha(39)}",
+        "1 cell fails that did not before",
         "site: site/index.html",
     ]
 
@@ -49,7 +50,7 @@ def test_a_site_is_static_files_and_the_command_says_what_got_slower(site):
 def test_one_of_a_kind_is_no_plural(mtabench, tmp_path):
     write(tmp_path / "runs/a.csv", [row(7, 1.0)])
     _, out, _ = mtabench("dashboard", "runs", "-o", "site")
-    assert out.splitlines()[0] == "read 1 file: 1 run of 1 revision, 1 cell, 1 time"
+    assert out.splitlines()[0] == "read 1 file: 1 run of 1 revision, 1 cell, 1 row"
 
 
 def test_data_hold_everything_for_other_tools(site):
