@@ -39,9 +39,10 @@ def dashboards(tmp_path_factory):
         rows = [row(run, 1.0 + run / 10, seq=f"{n}") for n in range(1, 21)]
         poison(write(folder / f"hostile/{run}.csv", rows))
     plain = {"op": "attention", "impl": "sdpa-flash", "conv_q": "", "conv_k": ""}
-    slowed = [({"seq": "1024"}, [1.0, 1.1]), ({"seq": "1024", **plain}, [1.0, 1.1])]
+    alike = [({"seq": "1024"}, [1.0, 1.1]), ({"seq": "1024", **plain}, [1.0, 1.1])]
+    alike += [({"seq": "2048"}, [1.0, 0.9]), ({"seq": "2048", **plain}, [1.0, 0.9])]
     other = [({"seq": "4096"}, [1.0, 1.2]), ({"seq": "4096", **plain}, [1.0, 1.0])]
-    machine = write_histories(folder / "machine", slowed + other)
+    machine = write_histories(folder / "machine", alike + other)
     return {
         "machine": build(machine, folder / "machine-site"),
         "year": build(a_year(folder / "year"), folder / "year-site"),
@@ -269,7 +270,7 @@ def test_the_committed_results_have_a_history(opened, screenshot):
 def test_what_no_commit_explains_is_folded_below_what_one_may(opened, screenshot):
     page = opened("machine")
     assert (
-        page.locator("#verdict").inner_text().startswith("1 cell may have got slower, 2 cells changed with no commit")
+        page.locator("#verdict").inner_text().startswith("1 cell may have got slower, 4 cells changed with no commit")
     )
     first = page.locator("#slower-list tbody tr").first
     assert "+20.0 %" in first.inner_text()
@@ -280,6 +281,7 @@ def test_what_no_commit_explains_is_folded_below_what_one_may(opened, screenshot
     folded.locator("summary").click()
     assert "plain attention changed alike" in folded.locator("tbody tr").first.inner_text()
     assert folded.locator("tbody .number span").first.get_attribute("class") == "quiet"
+    assert page.locator("#faster-list p").first.inner_text() == "Nothing got faster that a commit may explain."
     screenshot("dashboard-machine")
     page.locator("#cells-table").get_by_role("button", name="fwd triton 1024", exact=True).click()
     drawn(page)

@@ -42,7 +42,10 @@ function showNews(cellButton) {
     const explained = found.filter((event) => !event.unexplained);
     const others = found.filter((event) => event.unexplained);
     if (explained.length) eventTable(place, explained, `Changes to ${direction}, by commit`);
-    else place.append(make("p", { text: `No change to ${direction} was found.`, className: "quiet" }));
+    else {
+      const text = others.length ? `Nothing got ${direction} that a commit may explain.` : `No change to ${direction} was found.`;
+      place.append(make("p", { text, className: "quiet" }));
+    }
     if (!others.length) return;
     const title = `${plural(others.length, "change")} to ${direction}, probably the machine: no commit explains ${others[1] ? "them" : "it"}`;
     place.append(folded(title, (inside) => eventTable(inside, others, title)));
