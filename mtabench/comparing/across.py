@@ -14,6 +14,7 @@ from mtabench.comparing.compare import NotComparableError
 from mtabench.comparing.inference import compare_samples
 from mtabench.console import make_console, significant
 from mtabench.escaping import in_markdown, markdown_table
+from mtabench.measuring.settled import UNSETTLED, settled, unsettled_of
 from mtabench.prose import plural
 from mtabench.results.cell_names import told_apart
 from mtabench.results.results_file import find_samples
@@ -101,7 +102,7 @@ def report(found: Ratios, markdown: bool) -> None:
 def markdown_text(found: Ratios) -> str:
     """The ratios as Markdown."""
     sides = [f"- {side}: {in_markdown(device)}" for side, device in found.devices().items()]
-    rows = ([in_markdown(cell.base.name), *_fields(cell)] for cell in found.cells)
+    rows = (map(in_markdown, (cell.base.name, *_fields(cell))) for cell in found.cells)
     table = markdown_table(("cell", *HEADER), rows, (False, *[True] * len(HEADER)))
     notes = [f"- {in_markdown(text)}" for text in (*_means_text(found), *found.notes)]
     return "\n".join(["## mtabench compare --across-devices", "", *sides, "", *table, "", *notes])
@@ -121,7 +122,9 @@ def _print_table(console: Console, found: Ratios) -> None:
 
 def _fields(cell: Ratio) -> list[str]:
     interval = "" if cell.low is None or cell.high is None else f"{_ratio(cell.low)} to {_ratio(cell.high)}"
-    return [significant(cell.base_ms), significant(cell.head_ms), _ratio(cell.ratio), interval]
+    sides = ((cell.base_ms, cell.base), (cell.head_ms, cell.head))
+    times = (f"{UNSETTLED if settled(side.row) is False else ''}{significant(ms)}" for ms, side in sides)
+    return [*times, _ratio(cell.ratio), interval]
 
 
 def _ratio(value: float) -> str:
@@ -148,6 +151,8 @@ def _notes(base: Run, head: Run, found: Sequence[Ratio]) -> Iterator[str]:
         yield f"no intervals, and ratios of medians: raw samples are missing, there is no file {files}"
     if not lacking and any(cell.low is None for cell in found):
         yield f"no interval: {ONE_ROUND}"
+    if marked := unsettled_of([side.row for sides in _sides(found) for side in sides]):
+        yield marked
     for column in DIFFERING:
         there, here = ({_shown(side.row[column]) for side in sides} for sides in zip(*_sides(found), strict=True))
         if there != here:

@@ -12,7 +12,7 @@ from rich.text import Text
 from mtabench.comparing.compare import NOTHING, VERDICTS, WRONG, ComparedCell, Comparison
 from mtabench.comparing.inference import POWER
 from mtabench.escaping import in_markdown, markdown_table
-from mtabench.measuring.settled import UNSETTLED, meaning, settled, unsettled
+from mtabench.measuring.settled import UNSETTLED, settled, unsettled_of
 from mtabench.results.cell_names import told_apart
 from mtabench.results.runs import Cell, Run
 from mtabench.tables import as_columns, fitted, lines, numbered, print_lines, print_prose, width_of
@@ -28,9 +28,8 @@ MOST_SUMMARY_BYTES = 1_000_000  # GitHub takes 1 MiB of a step
 def conclusions(comparison: Comparison) -> Iterator[str]:
     """The sentences below the cells: how far to trust them, what could have been found, the counts, the outcome."""
     yield from comparison.notes
-    rows = [side.row for cell in comparison.cells if cell.change is not None for side in cell.sides]
-    if marked := unsettled(rows):
-        yield f"{UNSETTLED} {len(marked)} of {len(rows)} times {meaning(rows)}"
+    if marked := unsettled_of([side.row for cell in comparison.cells for side in cell.sides if side.ok]):
+        yield marked
     smallest = [cell.detectable for cell in comparison.cells if cell.detectable is not None]
     if smallest:
         least, most = share(min(smallest)), share(max(smallest))

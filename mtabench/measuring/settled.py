@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 UNSETTLED = "~"  # before a time that did not settle
@@ -65,6 +65,12 @@ def meaning(rows: Iterable[Row]) -> str:
     words = f"did not settle: the 95 % interval is wider than ±{' or '.join(f'{100 * t:g}' for t in targets)} %"
     words += ", or there is a single sample" if any(map(_is_single, marked)) else ""
     return words + (", or a thread waited for a core" if any(map(was_crowded, marked)) else "")
+
+
+def unsettled_of(rows: Sequence[Row]) -> str:
+    """How many of these rows' times did not settle, and why, as a sentence; nothing if all did."""
+    marked = unsettled(rows)
+    return f"{UNSETTLED} {len(marked)} of {len(rows)} times {meaning(rows)}" if marked else ""
 
 
 def _is_single(row: Row) -> bool:

@@ -78,6 +78,17 @@ def test_what_differs_besides_the_device_and_what_has_no_ratio_is_said(mtabench,
     assert "both are of the same device" in mtabench("compare", "base.csv", "same.csv", "--across-devices")[1]
 
 
+def test_times_that_did_not_settle_are_marked(mtabench, tmp_path):
+    write_pair(tmp_path, head={case(64): rounds(1.0, noise=0.05, seed=20)}, device="other")
+    _, out, _ = mtabench(*ACROSS, "--markdown", "out.md")
+    sentence = "~ 1 of 6 times did not settle: the 95 % interval is wider than ±0.5 %"
+    assert sentence in out.splitlines()
+    assert len(re.findall(r" ~\d", out)) == 1
+    text = (tmp_path / "out.md").read_text()
+    assert sentence.replace("~", r"\~") in text
+    assert r"| \~" in text
+
+
 def test_nothing_in_common_ends_with_code_5(mtabench, tmp_path):
     write_run(tmp_path / "base.csv", {case(64): rounds(1.0)})
     write_run(tmp_path / "head.csv", {case(64, dtype="fp16"): rounds(1.0)}, run_id="b", device="other")
