@@ -108,6 +108,8 @@ def _check_file(path: Path, resume: bool) -> list[dict[str, str]]:
     """The rows that a sweep to `path` finds there; UsageError if it may not add to them."""
     if not path.exists() or (path.is_file() and not path.stat().st_size):
         return []
+    if not path.is_file():
+        raise UsageError(f"{path} is no regular file, and a sweep adds rows to one; give another --out")
     if not resume:
         raise UsageError(f"{path} already exists; give --resume to complete it, or another --out")
     file = read_file(path)

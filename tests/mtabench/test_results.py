@@ -240,6 +240,12 @@ def test_an_output_path_that_cannot_be_written(tmp_path, monkeypatch, out):
     assert files_in(tmp_path) == ["file", "folder"]
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_device_takes_no_rows(resume):
+    with pytest.raises(UsageError, match="/dev/null is no regular file"):
+        check_destination(Path("/dev/null"), resume)
+
+
 def test_no_permission_to_write(tmp_path, monkeypatch):
     path = tmp_path / "out.csv"
     Writer(path).close()
