@@ -42,9 +42,10 @@ class SweepWords:
         """Its cells; raises UsageError for what a sweep could not do or is not typed here."""
         for name, usual in DECIDED.items():
             if self.typed.get(name, usual) != usual:
+                option = f"--{'no-' if usual is True else ''}{name.replace('_', '-')}"
                 raise UsageError(
-                    f"--{name.replace('_', '-')} is for one sweep; here each process writes a file of its own, "
-                    "and no charts"
+                    f"{option} is for one sweep; here each process writes a file of its own, and no charts: "
+                    "leave it out"
                 )
         given = {name: value for name, value in self.typed.items() if name not in (*DECIDED, "dry_run")}
         return any_plan(Options(self.words[0], **given))
