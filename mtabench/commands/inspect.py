@@ -150,7 +150,7 @@ def _accept(console: Console, found: Inspection, path: Path) -> int:
 
 def _check_names(names: Sequence[str]) -> None:
     """Raise UsageError for a name that no kernel's name holds."""
-    known = sorted(kernel for source in registry.sources().values() for kernel in source.kernels)
+    known = sorted({kernel for source in registry.sources().values() for kernel in source.kernels})
     for name in names:
         if not has_one(known, [name]):
             raise UsageError(f"--kernel {name!r} is part of no kernel's name; there are {', '.join(known)}")

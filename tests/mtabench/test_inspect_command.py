@@ -14,6 +14,7 @@ import pytest
 from mtabench import registry
 from mtabench.cli import main
 from mtabench.commands import inspect as command
+from mtabench.errors import UsageError
 from mtabench.static import runs
 from mtabench.static.limits import limits_of
 from mtabench.static.records import COLUMNS, FAILED, SKIPPED, Inspection, Kernel, json_text, read_json
@@ -234,6 +235,13 @@ def test_a_kernel_that_there_is_not_is_wrong_usage_before_anything_is_compiled(i
     code, out, err = inspect(*ONE, "--kernel", "product,softmax")
     assert (code, out) == (2, "")
     assert "--kernel 'softmax' is part of no kernel's name; there are copy, product" in err
+
+
+def test_kernels_of_several_sources_are_named_once():
+    with pytest.raises(UsageError, match="there are ") as told:
+        command._check_names(["no such kernel"])
+    names = str(told.value).partition("there are ")[2].split(", ")
+    assert len(names) == len(set(names)) > 50
 
 
 def test_a_kernel_that_no_target_asked_for_has_is_wrong_usage(inspect, compiles_to):
