@@ -8,16 +8,19 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
 from mtabench.prose import plural
+from mtabench.results.cell_names import name_of
 from mtabench.results.outputs import check_outputs, written
 from mtabench.results.results_file import (
     COLUMNS,
     SAMPLE_COLUMNS,
     ResultsFile,
     find_samples,
+    frame,
     key_of_row,
     read_file,
     samples_path,
@@ -59,11 +62,11 @@ def merge(paths: Sequence[Path], out: Path, latest: bool, overwrite: bool) -> in
                 if row == before:
                     continue
                 if other == number:
-                    raise UsageError(f"{file.path} has the cell {_named(key)} twice; a results file has one row a cell")
+                    raise UsageError(f"{file.path} has the cell {_named(row)} twice; a results file has one row a cell")
                 twice.setdefault(key, [other]).append(number)
                 if latest and row["started_utc"] == before["started_utc"]:
                     raise UsageError(
-                        f"{files[other].path} and {file.path} have different rows of {_named(key)} that started at the "
+                        f"{files[other].path} and {file.path} have different rows of {_named(row)} that started at the "
                         f"same time, {row['started_utc']}; leave one out with mtabench results select"
                     )
                 if row["started_utc"] < before["started_utc"]:
@@ -73,8 +76,8 @@ def merge(paths: Sequence[Path], out: Path, latest: bool, overwrite: bool) -> in
         key, (first, second, *_) = next(iter(twice.items()))
         more = f" and {plural(len(twice) - 1, 'more cell')}" if len(twice) > 1 else ""
         raise UsageError(
-            f"{files[first].path} and {files[second].path} both have {_named(key)}{more}; give --latest to keep the "
-            "row that started last, or choose rows first with mtabench results select"
+            f"{files[first].path} and {files[second].path} both have {_named(chosen[key][1])}{more}; give "
+            "--latest to keep the row that started last, or choose rows first with mtabench results select"
         )
     parts = [Part(file.path, [row for number, row in chosen.values() if number == i]) for i, file in enumerate(files)]
     _write(out, parts)
@@ -150,5 +153,6 @@ def _csv(records: Iterable[Sequence[str]]) -> Iterator[bytes]:
         yield line.getvalue().encode()
 
 
-def _named(key: Sequence[str]) -> str:
-    return f"{'/'.join(key[:-1])} of {key[-1] or 'an unnamed device'}"
+def _named(row: Row) -> str:
+    records: list[Any] = frame({name: [text] for name, text in row.items()}).to_dict("records")
+    return f"{name_of(records[0])} of {row['device'] or 'an unnamed device'}"

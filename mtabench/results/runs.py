@@ -77,11 +77,11 @@ def read_run(path: Path, samples_needed: bool = True) -> Run:
         key = cell_of(key_of_row(text))
         if key in rows and rows[key]["device"] != text["device"]:
             raise UsageError(
-                f"{path} has the cell {key} of several devices; take one of them: mtabench results select {path} "
-                f"--where 'device={rows[key]['device'].replace(',', '*')}' --out ONE.csv"
+                f"{path} has the cell {name_of(rows[key])} of several devices; take one of them: "
+                f"mtabench results select {path} --where 'device={rows[key]['device'].replace(',', '*')}' --out ONE.csv"
             )
         if key in rows:
-            raise UsageError(f"{path} has the cell {key} twice; a results file has one row a cell")
+            raise UsageError(f"{path} has the cell {name_of(rows[key])} twice; a results file has one row a cell")
         rows[key] = {str(name): value for name, value in record.items()}
     wanted = samples_needed or find_samples(path).exists()
     samples = read_samples(path) if wanted and any(row["status"] == "ok" for row in rows.values()) else {}

@@ -96,7 +96,7 @@ def without_column(content):
         (edit("head.csv", lambda x: x[: x.find(b"\n", 900) // 2]), "has no rows"),
         (edit("head.csv", lambda x: b""), "has no rows"),
         (edit("head.csv", lambda x: b"\x00\xff\n"), "cannot read"),
-        (edit("head.csv", lambda x: x + x.splitlines(keepends=True)[-1]), "has the cell fwd/eager/"),
+        (edit("head.csv", lambda x: x + x.splitlines(keepends=True)[-1]), "has the cell fwd eager fp32 batch 1"),
         (edit("head.csv", without_column), "has no column schema_version"),
         (edit("head.csv", lambda x: x.replace(b",ok,", b",fine,", 1)), "has 'fine' in the column status"),
         (edit("head.csv", lambda x: x.replace(b",64,16,6,", b",nan,16,6,", 1)), "has 'nan' in the column seq"),

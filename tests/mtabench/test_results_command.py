@@ -48,7 +48,8 @@ def test_merge_keeps_every_row_and_sample_as_it_was(mtabench, files, tmp_path):
 def test_a_cell_in_two_files_is_refused_and_the_latest_taken_if_asked(mtabench, files, tmp_path):
     before = contents(tmp_path)
     words = ("results", "merge", "c.csv", "a.csv", "--out", "all.csv")
-    refused(mtabench(*words), "c.csv and a.csv both have fwd/eager/conv-attention/fp32/1/2/2/128/", "--latest")
+    cell = "fwd eager fp32 batch 1 heads 2 seq 128 head dim 16 conv 6x11 of some, device"
+    refused(mtabench(*words), f"c.csv and a.csv both have {cell};", "--latest")
     assert contents(tmp_path) == before
     code, out, _ = mtabench(*words, "--latest")
     assert code == 0
@@ -75,7 +76,11 @@ def test_cells_of_other_devices_stand_side_by_side_and_are_not_compared(mtabench
     write_run(tmp_path / "d.csv", {case(64): rounds(1.1)}, run_id="d", device="other")
     assert mtabench("results", "merge", "a.csv", "d.csv", "--out", "all.csv")[0] == 0
     assert [row["device"] for row in read_file(tmp_path / "all.csv").rows()] == ["some, device"] * 2 + ["other"]
-    refused(mtabench("compare", "all.csv", "b.csv"), "of several devices; take one of them", "'device=some* device'")
+    refused(
+        mtabench("compare", "all.csv", "b.csv"),
+        "conv 6x11 of several devices; take one of them",
+        "'device=some* device'",
+    )
     assert mtabench("results", "select", "all.csv", "--where", "device=other", "--out", "one.csv")[0] == 0
     assert mtabench("compare", "one.csv", "d.csv")[0] == 2  # they hold the same run, and can be read
 
