@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from mtabench.charts.ceilings import FILE_NAME, Ceilings, known_ceilings
 from mtabench.charts.data import read_cells
 from mtabench.console import make_console, say, significant
 from mtabench.errors import UsageError
+from mtabench.measuring.settled import UNSETTLED, settled, unsettled_of
 from mtabench.model.devices import known_device
 from mtabench.prediction.roofline import Standing, standing
 from mtabench.problem.axes import short
@@ -30,9 +31,10 @@ OUT_COLUMNS = (
 
 
 class Placed(NamedTuple):
-    """A cell, its device, that device's ceilings in TFLOP/s and GB/s, and where it stands below them."""
+    """A cell, its row and device, that device's ceilings in TFLOP/s and GB/s, and where it stands below them."""
 
     case: Case
+    row: Mapping[str, Any]
     device: str
     ceilings: tuple[float, float]
     standing: Standing
@@ -52,10 +54,8 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
         timed = group[(group["status"] == "ok") & group["median_ms"].notna()]
         records: list[Any] = timed.to_dict("records")
         rows = [
-            Placed(case, str(device), rates, standing(case, median_ms, *rates, counted.get(key_of(case))))
-            for case, median_ms in (
-                (Case.of_row(row, "cuda" if of_gpu(row) else "cpu"), row["median_ms"]) for row in records
-            )
+            Placed(case, row, str(device), rates, standing(case, row["median_ms"], *rates, counted.get(key_of(case))))
+            for case, row in ((Case.of_row(row, "cuda" if of_gpu(row) else "cpu"), row) for row in records)
             if (rates := _rates(found, case))
         ]
         groups.append((f"{device}, {', '.join([str(dtype), *_shared(rows)])}: {note}", rows))
@@ -84,6 +84,8 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
             "no cell can be placed: there is none with a time on a device whose ceilings are known; on that device "
             f"`{measure_them}` measures them"
         )
+    if marked := unsettled_of([one.row for one in placed]):
+        print_prose(console, marked)
     print_prose(
         console,
         "roof: the least time of the useful work at these ceilings; left: the time over it, what any algorithm could "
@@ -139,7 +141,7 @@ def _columns(rows: Sequence[Placed]) -> list[Column]:
         *(column for column in shape if len({*column.texts} - {""}) > 1),
         Column("seq", [short(case.seq) for case in cases]),
         Column("impl", [case.label.replace("splits ", "") for case in cases], 0, "left"),
-        Column("median\nms", [significant(one.median_ms) for one in found]),
+        Column("median\nms", [_marked(row) for row in rows]),
         Column("useful\nGFLOP", [significant(one.useful_flops / 1e9, 3) for one in found], 6),
         Column("executed\nGFLOP", [significant(one.executed_flops / 1e9, 3) for one in found], 8),
         Column("least\nMB", [_megabytes(one.least_bytes) for one in found], 7),
@@ -154,13 +156,17 @@ def _columns(rows: Sequence[Placed]) -> list[Column]:
     ]
 
 
+def _marked(placed: Placed) -> str:
+    return f"{UNSETTLED if settled(placed.row) is False else ''}{significant(placed.standing.median_ms)}"
+
+
 def _megabytes(count: float | None) -> str:
     return significant(count / 1e6, 3) if count else ""
 
 
 def _csv_text(rows: Sequence[Placed]) -> str:
     lines: list[Sequence[object]] = [OUT_COLUMNS]
-    for case, device, ceilings, one in rows:
+    for case, _, device, ceilings, one in rows:
         values = (
             device, one.median_ms, one.useful_flops, one.executed_flops, one.least_bytes, one.model_bytes,
             one.counted_bytes, *ceilings, one.roof_ms, one.fraction, one.speedup_left, one.own_roof_ms,

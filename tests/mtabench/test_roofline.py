@@ -12,11 +12,12 @@ from written_runs import case, rounds, write_run
 from mta_kernels.operation import Operation
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
+from mtabench.measuring.settled import settled
 from mtabench.prediction.roofline import model_bytes, standing
 from mtabench.problem.case import Case
 from mtabench.problem.operations import make_operation
 from mtabench.profiling.tables import COUNTER_COLUMNS
-from mtabench.results.results_file import key_of
+from mtabench.results.results_file import key_of, read_results
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 CELL = Case("fwd", "triton", Operation.of((6, 11), 64), "bf16", 4, 16, 16, 4096, 64, None, "cuda")
@@ -53,6 +54,13 @@ def test_decode_stands_below_the_bandwidth_of_reading(mtabench, tmp_path):
     )
     with (tmp_path / "roof.csv").open() as file:
         assert [row["memory_gbytes_s"] for row in csv.DictReader(file)] == ["100", "120"]
+
+
+def test_times_that_did_not_settle_are_marked(mtabench):
+    code, out, _ = mtabench("roofline", RESULTS / "fwd.csv")
+    count = sum(settled(row) is False for row in read_results(RESULTS / "fwd.csv").to_dict("records"))
+    assert (code, len(re.findall(r" ~\d", out))) == (0, count)
+    assert f"~ {count} of 60 times did not settle: the 95 % interval is wider than ±0.5 %" in " ".join(out.split())
 
 
 def test_cells_of_several_gpus_are_told_that_no_ceilings_help(mtabench):
