@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ transformers = pytest.importorskip(
 from transformers.masking_utils import AttentionMaskInterface  # noqa: E402
 
 from mta_kernels.integrations.transformers import add_multi_token_attention  # noqa: E402
+from mta_kernels.integrations.transformers.options import KEYS  # noqa: E402
 
 CONV = {"pre_conv": [3, 5]}
 SOME = CONV | {"layers": [1]}
@@ -305,6 +307,12 @@ def test_what_is_not_supported_is_refused_in_one_sentence(what):
     with pytest.raises((ValueError, TypeError, NotImplementedError), match=said) as refused:
         call(model_of(CONV))
     assert "\n" not in str(refused.value)
+
+
+def test_the_page_names_every_key_of_the_config():
+    page = (Path(__file__).parents[2] / "docs/transformers.md").read_text()
+    table = page.partition("| key of `config.mta` |")[2].partition("\n\n")[0]
+    assert [key for key in KEYS if f"`{key}`" not in table] == []
 
 
 @pytest.mark.parametrize(
