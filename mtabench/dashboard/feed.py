@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 
 from mtabench.dashboard.data import Json
+from mtabench.dashboard.findings import SURE
 from mtabench.dashboard.repository import compare_url
 
 MOST_ITEMS = 200
@@ -30,7 +31,11 @@ def headline(data: Json, event: Json) -> str:
     cells = len({data["changes"][number]["cell"] for number in event["changes"]})
     mean = " on average" if cells > 1 else ""
     what = f"{cells} cells" if cells > 1 else _cells(data, event)[0]["name"]
-    doubt = ", which no commit explains" if event["unexplained"] else ""
+    doubt = ""
+    if event["unexplained"]:
+        doubt = ", which no commit explains"
+    elif not any(data["changes"][number]["evidence"] in SURE for number in event["changes"]):
+        doubt = ", not confirmed yet"
     return f"{what} {percent(event['change'])}{mean}: {revisions(data, event)}{doubt}"
 
 

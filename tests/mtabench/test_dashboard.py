@@ -53,6 +53,16 @@ def test_one_of_a_kind_is_no_plural(mtabench, tmp_path):
     assert out.splitlines()[0] == "read 1 file: 1 run of 1 revision, 1 cell, 1 row"
 
 
+def test_a_change_of_few_runs_is_said_to_be_unsure(mtabench, tmp_path):
+    for run, ms in enumerate((1.0, 1.1)):
+        write(tmp_path / f"runs/{run}.csv", [row(run, ms)])
+    _, out, _ = mtabench("dashboard", "runs", "-o", "site")
+    headline = f"10.0 % slower: {sha(0)}..{sha(1)}, not confirmed yet"
+    assert any(line.endswith(headline) for line in out.splitlines())
+    (item,) = json.loads((tmp_path / "site/feed.json").read_text())["items"]
+    assert item["title"].endswith(headline)
+
+
 def test_data_hold_everything_for_other_tools(site):
     data = json.loads(site[0]["data.json"])
     assert (data["format"], data["version"]) == ("mtabench-dashboard", 1)
