@@ -161,6 +161,15 @@ def test_who_is_wrong_in_a_cell_is_no_large_figure(tmp_path):
     ]
 
 
+def test_a_speedup_over_plain_attention_is_no_second_large_figure():
+    """That of a model, whose baseline it is."""
+    path = Path(__file__).parents[2] / "results/nvidia-h200/model-1b-train.csv"
+    assert [one.words for one in figures(read_report(path))][:2] == [
+        "as long as plain attention: auto, geometric mean of 2 shapes",
+        "auto, conv every 4",
+    ]
+
+
 def test_failures_and_what_is_not_known_are_in_the_sentences(tmp_path):
     text = "\n".join(summary(read_report(measured(tmp_path / "a.csv"))))
     assert "5 cells, 4 with a time" in text
