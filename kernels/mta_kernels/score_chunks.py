@@ -6,7 +6,6 @@ Pure numbers, which whoever predicts memory and time reads too; imports neither 
 from __future__ import annotations
 
 import functools
-from bisect import bisect_right
 
 from mta_kernels.operation import Operation
 
@@ -75,10 +74,12 @@ def own_rows(
 
     def divided(rows: int) -> tuple[range, ...]:
         most, block, found, first = stored(query_rows - rows, query_rows), _block(rows), [], 0
+        size = query_rows  # of a chunk, whose rows see more keys than those of the one before: never more rows than it
         while first < query_rows:
-            ends = range(first + block, query_rows + block, block)
-            fitting = bisect_right(ends, most, key=functools.partial(stored, first))
-            stop = min(ends[max(fitting - 1, 0)], query_rows)
+            size = -(-min(size, query_rows - first) // block) * block
+            while size > block and stored(first, first + size) > most:
+                size -= block
+            stop = min(first + size, query_rows)
             found.append(range(first, stop))
             first = stop
         return tuple(found)

@@ -1,6 +1,7 @@
 """Which query rows each chunk of stored scores is for."""
 
 import itertools
+from unittest.mock import Mock
 
 import pytest
 
@@ -41,6 +42,15 @@ def test_causal_chunks_are_fewer_and_have_about_equally_many_scores():
 def test_chunks_have_like_rows_where_others_would_not_be_fewer(causal: bool, rows: int):
     found = own_rows(operation((6, 11), causal), rows, rows, 2048)
     assert found == tuple(range(first, min(first + 2048, rows)) for first in range(0, rows, 2048))
+
+
+def test_thousands_of_chunks_are_found_in_a_few_steps_each(monkeypatch):
+    """Of 16 rows each, as a million tokens and more have them: the host must not search every chunk's end anew."""
+    counted = Mock(wraps=stored_scores)
+    monkeypatch.setattr("mta_kernels.score_chunks.stored_scores", counted)
+    found = own_rows(operation((6, 11), True), 2**16, 2**16, 16, above=10)
+    assert len(found) > 1000
+    assert counted.call_count < 2 * 2**16 // 16 + 100
 
 
 def test_chunks_of_mixed_heads_alone_have_like_rows():
