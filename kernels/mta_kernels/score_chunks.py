@@ -20,6 +20,16 @@ CHUNK_ROWS = 2048
 LEAST_ROWS = 16
 
 
+def pitch_of(keys: int) -> int:
+    """Room for the scores of a row: keys in whole blocks."""
+    return -(-keys // BLOCK) * BLOCK
+
+
+def keys_before(stop: int, query_rows: int, key_rows: int, *, causal: bool) -> int:
+    """Keys that the query rows before `stop` see, which may lie below the last."""
+    return key_rows - query_rows + min(stop, query_rows) if causal else key_rows
+
+
 def halo_rows(operation: Operation) -> int:
     """Rows above that an output row depends on, besides its own: both convolutions look back."""
     after = operation.post_conv.query_taps - 1 if operation.post_conv else 0
@@ -40,7 +50,7 @@ def chunk_rows(
     parts = (1 + backward) * (1 + convolved)
     most = CHUNK_BYTES // parts * (2 if convolved and large else 1)
     most_rows = CHUNK_ROWS if backward or (convolved and not large) else 2 * CHUNK_ROWS
-    row = heads * -(-keys // BLOCK) * BLOCK * element_size
+    row = heads * pitch_of(keys) * element_size
     sequences = max(1, min(batch, most // (row * BLOCK)))
     rows = most // (row * sequences)
     block = _block(rows)
@@ -51,8 +61,8 @@ def stored_scores(
     operation: Operation, query_rows: int, key_rows: int, own: range, *, above: int = 0, below: int = 0
 ) -> int:
     """Of a head, what a chunk for its `own` query rows has room for: their halo, too, and keys in whole blocks."""
-    keys = key_rows - query_rows + min(own.stop + below, query_rows) if operation.causal else key_rows
-    return (above + len(own) + below) * -(-keys // BLOCK) * BLOCK
+    keys = keys_before(own.stop + below, query_rows, key_rows, causal=operation.causal)
+    return (above + len(own) + below) * pitch_of(keys)
 
 
 @functools.lru_cache(1024)

@@ -80,7 +80,8 @@ class Call:
     def of(cls, case: Case, device: Device) -> Call:
         gpu = Gpu(device.capability, device.shared_memory)
         sequences, _ = chunk_of(case)
-        chunks = tuple(_chunk(case, own, **halo_of(case)) for own in chunks_of(case))
+        halo = halo_of(case)
+        chunks = tuple(_chunk(case, own, **halo) for own in chunks_of(case))
         return cls(case, gpu, DTYPES[case.dtype], sequences, chunks)
 
     @property
@@ -121,8 +122,8 @@ class Call:
 def _chunk(case: Case, own: range, above: int, below: int) -> Chunk:
     """As `triton/chunks.py` has it, for its own query rows."""
     start, stop = own.start - above, own.stop + below
-    keys = min(stop, case.seq) if case.operation.causal else case.seq
-    pitch = -(-keys // score_chunks.BLOCK) * score_chunks.BLOCK
+    keys = score_chunks.keys_before(stop, case.seq, case.seq, causal=case.operation.causal)
+    pitch = score_chunks.pitch_of(keys)
 
     def stored(row: int, stop: int) -> int:
         if not case.operation.causal:

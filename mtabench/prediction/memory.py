@@ -76,10 +76,9 @@ def expected_memory_bytes(case: Case, work: str) -> int:
         if case.pass_ == "decode":
             return out + _staged_scores(case)
         of_rows = case.batch * case.heads * case.seq * SUM  # the logarithms of the sums of exponentials
-        gradients = queries + 2 * keys if case.pass_ == "bwd" else 0
         sequences, chunk_rows = chunk_of(case)
-        if case.pass_ == "bwd" and chunk_rows < case.seq:
-            gradients += 2 * sequences * case.kv_heads * case.seq * case.head_dim * SUM
+        sums = 2 * sequences * case.kv_heads * case.seq * case.head_dim * SUM if chunk_rows < case.seq else 0
+        gradients = queries + 2 * keys + sums if case.pass_ == "bwd" else 0
         peak = out + of_rows + gradients + _staged_scores(case)
         if case.operation.norm or case.operation.gate:
             # They read an output and write another; backward the first is kept, and there is its gradient.

@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from mta_kernels import score_chunks
-from mta_kernels.conv_attention.triton.launch import cdiv
 from mta_kernels.operation import Operation
 
 BLOCK: tl.constexpr = tl.constexpr(score_chunks.BLOCK)
@@ -47,12 +46,12 @@ class Chunk:
 
     @functools.cached_property
     def keys(self) -> int:
-        last_row = min(self.first_row + self.rows, self.query_rows)
-        return self.key_rows - self.query_rows + last_row if self.causal else self.key_rows
+        stop = self.first_row + self.rows
+        return score_chunks.keys_before(stop, self.query_rows, self.key_rows, causal=self.causal)
 
     @functools.cached_property
     def pitch(self) -> int:
-        return cdiv(self.keys, BLOCK.value) * BLOCK.value
+        return score_chunks.pitch_of(self.keys)
 
     @property
     def shape(self) -> tuple[int, int]:
