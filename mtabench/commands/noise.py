@@ -19,7 +19,7 @@ from mtabench.comparing.pairs import PAIRS, Progress, Side, check_pairs, measure
 from mtabench.comparing.sweep_words import SweepWords, announce
 from mtabench.console import Outlasting, make_console, say
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.measuring.settled import meaning, unsettled
+from mtabench.measuring.settled import unsettled_of
 from mtabench.results.cell_names import told_apart
 from mtabench.results.outputs import check_folder, named, write_text
 from mtabench.results.results_file import KEY_COLUMNS, key_of_cell
@@ -80,7 +80,8 @@ def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume:
     _write(path, rows)
     _print(console, runs, keys, rows)
     timed = [run.cells[key].row for side in runs for run in side for key in keys]
-    for text in (*missing, *_unsettled(timed), *_sentences(found, pairs, share)):
+    marked = unsettled_of(timed)  # then the noise is not that of a quiet machine
+    for text in (*missing, *([marked] if marked else []), *_sentences(found, pairs, share)):
         print_prose(console, text)
     say(console, f"results: {named(path)}")
     output.tell(f"the results are in {path}")
@@ -147,12 +148,6 @@ def _texts(row: Row) -> list[str]:
     """The texts under SHOWN."""
     shares = (row[f"{kind}_false_alarms"] / row[f"{kind}_comparisons"] for kind in ("compare", "ab"))
     return [f"{row['median_ms']:.4g}", *map(_percent, (row["pair_noise"], *shares, row["smallest_change"]))]
-
-
-def _unsettled(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How many of these times did not settle, if any: then the noise is not that of a quiet machine."""
-    marked = unsettled(rows)
-    return [f"{len(marked)} of {len(rows)} times {meaning(rows)}"] if marked else []
 
 
 def _percent(share: float) -> str:

@@ -12,7 +12,7 @@ from mtabench.charts.ceilings import FILE_NAME, Ceilings, known_ceilings
 from mtabench.charts.data import read_cells
 from mtabench.console import make_console, say, significant
 from mtabench.errors import UsageError
-from mtabench.measuring.settled import UNSETTLED, settled, unsettled_of
+from mtabench.measuring.settled import UNSETTLED, mark_of, unsettled_of
 from mtabench.model.devices import known_device
 from mtabench.prediction.roofline import Standing, standing
 from mtabench.problem.axes import short
@@ -85,7 +85,7 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
             f"`{measure_them}` measures them"
         )
     if marked := unsettled_of([one.row for one in placed]):
-        print_prose(console, marked)
+        print_prose(console, f"{UNSETTLED} {marked}")
     print_prose(
         console,
         "roof: the least time of the useful work at these ceilings; left: the time over it, what any algorithm could "
@@ -141,7 +141,7 @@ def _columns(rows: Sequence[Placed]) -> list[Column]:
         *(column for column in shape if len({*column.texts} - {""}) > 1),
         Column("seq", [short(case.seq) for case in cases]),
         Column("impl", [case.label.replace("splits ", "") for case in cases], 0, "left"),
-        Column("median\nms", [_marked(row) for row in rows]),
+        Column("median\nms", [mark_of(one.row) + significant(one.standing.median_ms) for one in rows]),
         Column("useful\nGFLOP", [significant(one.useful_flops / 1e9, 3) for one in found], 6),
         Column("executed\nGFLOP", [significant(one.executed_flops / 1e9, 3) for one in found], 8),
         Column("least\nMB", [_megabytes(one.least_bytes) for one in found], 7),
@@ -154,10 +154,6 @@ def _columns(rows: Sequence[Placed]) -> list[Column]:
         Column("own\nleft", [f"{significant(one.own_speedup_left, 3)}x" for one in found], 4),
         Column("roof by", ["compute" if one.compute_bound else "memory" for one in found], 3, "left"),
     ]
-
-
-def _marked(placed: Placed) -> str:
-    return f"{UNSETTLED if settled(placed.row) is False else ''}{significant(placed.standing.median_ms)}"
 
 
 def _megabytes(count: float | None) -> str:

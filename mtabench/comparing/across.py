@@ -14,7 +14,7 @@ from mtabench.comparing.compare import NotComparableError
 from mtabench.comparing.inference import compare_samples
 from mtabench.console import make_console, significant
 from mtabench.escaping import in_markdown, markdown_table
-from mtabench.measuring.settled import UNSETTLED, settled, unsettled_of
+from mtabench.measuring.settled import UNSETTLED, mark_of, unsettled_of
 from mtabench.prose import plural
 from mtabench.results.cell_names import told_apart
 from mtabench.results.results_file import find_samples
@@ -123,7 +123,7 @@ def _print_table(console: Console, found: Ratios) -> None:
 def _fields(cell: Ratio) -> list[str]:
     interval = "" if cell.low is None or cell.high is None else f"{_ratio(cell.low)} to {_ratio(cell.high)}"
     sides = ((cell.base_ms, cell.base), (cell.head_ms, cell.head))
-    times = (f"{UNSETTLED if settled(side.row) is False else ''}{significant(ms)}" for ms, side in sides)
+    times = (mark_of(side.row) + significant(ms) for ms, side in sides)
     return [*times, _ratio(cell.ratio), interval]
 
 
@@ -152,7 +152,7 @@ def _notes(base: Run, head: Run, found: Sequence[Ratio]) -> Iterator[str]:
     if not lacking and any(cell.low is None for cell in found):
         yield f"no interval: {ONE_ROUND}"
     if marked := unsettled_of([side.row for sides in _sides(found) for side in sides]):
-        yield marked
+        yield f"{UNSETTLED} {marked}"
     for column in DIFFERING:
         there, here = ({_shown(side.row[column]) for side in sides} for sides in zip(*_sides(found), strict=True))
         if there != here:

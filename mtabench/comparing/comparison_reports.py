@@ -12,7 +12,7 @@ from rich.text import Text
 from mtabench.comparing.compare import NOTHING, VERDICTS, WRONG, ComparedCell, Comparison
 from mtabench.comparing.inference import POWER
 from mtabench.escaping import in_markdown, markdown_table
-from mtabench.measuring.settled import UNSETTLED, settled, unsettled_of
+from mtabench.measuring.settled import UNSETTLED, mark_of, unsettled_of
 from mtabench.results.cell_names import told_apart
 from mtabench.results.runs import Cell, Run
 from mtabench.tables import as_columns, fitted, lines, numbered, print_lines, print_prose, width_of
@@ -29,7 +29,7 @@ def conclusions(comparison: Comparison) -> Iterator[str]:
     """The sentences below the cells: how far to trust them, what could have been found, the counts, the outcome."""
     yield from comparison.notes
     if marked := unsettled_of([side.row for cell in comparison.cells for side in cell.sides if side.ok]):
-        yield marked
+        yield f"{UNSETTLED} {marked}"
     smallest = [cell.detectable for cell in comparison.cells if cell.detectable is not None]
     if smallest:
         least, most = share(min(smallest)), share(max(smallest))
@@ -240,7 +240,7 @@ def _time(compared_ms: float | None, side: Cell | None) -> str:
     """The time that was compared, or else the median; marked if it did not settle."""
     if side is None or not side.ok:
         return ""
-    return (UNSETTLED if settled(side.row) is False else "") + f"{compared_ms or side.row['median_ms']:.4g}"
+    return mark_of(side.row) + f"{compared_ms or side.row['median_ms']:.4g}"
 
 
 def _changed(change: float) -> str:

@@ -51,6 +51,11 @@ def was_crowded(row: Row) -> bool:
     return (_number(row, "run_delay") or 0.0) > LONGEST_DELAY
 
 
+def mark_of(row: Row) -> str:
+    """What stands before a row's time: UNSETTLED if it did not settle, else nothing."""
+    return UNSETTLED if settled(row) is False else ""
+
+
 def unsettled(rows: Iterable[Row]) -> list[Row]:
     """The rows with a valid time that did not settle."""
     return [row for row in rows if row["status"] == "ok" and settled(row) is False]
@@ -70,7 +75,7 @@ def meaning(rows: Iterable[Row]) -> str:
 def unsettled_of(rows: Sequence[Row]) -> str:
     """How many of these rows' times did not settle, and why, as a sentence; nothing if all did."""
     marked = unsettled(rows)
-    return f"{UNSETTLED} {len(marked)} of {len(rows)} times {meaning(rows)}" if marked else ""
+    return f"{len(marked)} of {len(rows)} times {meaning(rows)}" if marked else ""
 
 
 def _is_single(row: Row) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mtabench.console import flop_unit, significant
-from mtabench.measuring.settled import UNSETTLED, half_interval_of, meaning, settled
+from mtabench.measuring.settled import UNSETTLED, half_interval_of, mark_of, meaning
 from mtabench.pages.text import shown_number
 from mtabench.problem.case import CACHED_PASSES
 
@@ -65,7 +65,7 @@ def useful_in_unit(rows: Sequence[Row]) -> Shown:
 
 def median(row: Row) -> str:
     """The median, marked if it did not settle."""
-    return (UNSETTLED if settled(row) is False else "") + number("median_ms", 4)(row)
+    return mark_of(row) + number("median_ms", 4)(row)
 
 
 def unsettled_legend(rows: Sequence[Row]) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mtabench.console import flop_unit, leave_out, significant
 from mtabench.errors import NothingTimedError
-from mtabench.measuring.settled import UNSETTLED, half_interval_of, settled, unsettled, was_crowded
+from mtabench.measuring.settled import UNSETTLED, half_interval_of, mark_of, unsettled, was_crowded
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.operations import PLAIN, PLAIN_LACKS, STEPS, page_size_text, step_words, taps_text
@@ -133,7 +133,7 @@ def _differ(rows: Sequence[Row], cells: Sequence[Mapping[str, str]], name: str) 
 
 def _median(row: Row) -> str:
     """The median in ms, marked if it did not settle."""
-    return (UNSETTLED if settled(row) is False else "") + _number(row, "median_ms")
+    return mark_of(row) + _number(row, "median_ms")
 
 
 def _half_interval(row: Row) -> str:
