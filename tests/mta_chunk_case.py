@@ -10,13 +10,15 @@ from kernel_inputs import DEVICE
 from torch import Tensor
 
 from mta_kernels.multi_token_attention.bands_cuda.bands import Rows
+from mta_kernels.operation import Convolution
 
 GUARD = 7.0  # where nobody may write
 
 
-def exact_convolution(x: Tensor, taps: Tensor) -> Tensor:
-    """`x [B, H, rows, keys]` in float64 by `taps [H, cq, ck]`, where all of these lie inside; on a GPU if it can."""
-    return F.conv2d(x.to(DEVICE), taps[:, None].to(DEVICE, x.dtype), groups=taps.shape[0]).to(x.device)
+def convolve_exactly(x: Tensor, taps: Tensor, conv: Convolution) -> Tensor:
+    """`x [B, H, rows, keys]` by `taps [H, cq, ck]` in x's dtype, with zeros outside; on a GPU if there is one."""
+    padded = F.pad(x.to(DEVICE), (conv.pad, conv.key_taps - 1 - conv.pad, conv.query_taps - 1, 0))
+    return F.conv2d(padded, taps[:, None].to(DEVICE, x.dtype), groups=taps.shape[0]).to(x.device)
 
 
 @dataclass(frozen=True)

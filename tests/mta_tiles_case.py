@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
+from mta_chunk_case import convolve_exactly
 from torch import Tensor
 
 from mta_kernels.multi_token_attention.tiles_cuda import post_tiles, pre_tiles
@@ -97,11 +98,7 @@ class Case:
 
 def convolved(x: Tensor, weight: Tensor | None, conv: Convolution | None) -> Tensor:
     """`x [B, H, rows, keys]` with zeros outside."""
-    if conv is None or weight is None:
-        return x
-    cq, ck = conv.taps
-    padded = F.pad(x, (conv.pad, ck - 1 - conv.pad, cq - 1, 0))
-    return F.conv2d(padded, weight[:, None].to(x.dtype), groups=x.shape[1])
+    return x if conv is None or weight is None else convolve_exactly(x, weight, conv)
 
 
 def definition(case: Case, given: dict[str, Tensor | None], dtype: torch.dtype, stop: int) -> tuple[Tensor, ...]:

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from emulated_bands import emulated_bands  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
-from mta_chunk_case import GUARD, ChunkCase, exact_convolution
+from mta_chunk_case import GUARD, ChunkCase, convolve_exactly
 from planted_faults import plant
 from torch import Tensor
 
@@ -47,11 +46,6 @@ class Case(ChunkCase):
         """The rows of one document in float64, and zeros."""
         return x.double().where(self.stored() & (self.row_documents() == number)[:, None], 0)
 
-    def convolved(self, x: Tensor, taps: Tensor) -> Tensor:
-        cq, ck = self.conv.taps
-        x = F.pad(x, (self.conv.pad, ck - 1 - self.conv.pad, cq - 1, 0))
-        return exact_convolution(x, taps)
-
     def definition(self) -> tuple[Tensor, Tensor, Tensor]:
         """By autograd in float64: the convolution, its gradient, and that of the taps by the owned rows."""
         taps = self.taps().double().requires_grad_()
@@ -62,7 +56,7 @@ class Case(ChunkCase):
             x = self.of_document(self.scores(1), number).requires_grad_()
             grad = self.of_document(self.scores(2), number)
             seen = self.seen() & (self.row_documents() == number)[:, None]
-            convolved = self.convolved(x, taps)
+            convolved = convolve_exactly(x, taps, self.conv)
             out = out + convolved.detach().where(seen, 0)
             dx = dx + torch.autograd.grad(convolved, x, grad, retain_graph=True)[0].where(seen, 0)
             dtaps = dtaps + torch.autograd.grad(convolved, taps, grad.where(owned, 0))[0]

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from emulated_heads import emulated_heads  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
-from mta_chunk_case import ChunkCase, exact_convolution
+from mta_chunk_case import ChunkCase, convolve_exactly
 from planted_faults import plant
 from torch import Tensor
 
@@ -50,13 +49,11 @@ class Case(ChunkCase):
 
     def convolved(self, x: Tensor, taps: Tensor) -> Tensor:
         """Of each document alone, zero where a key is not seen, as rounded; in float64."""
-        cq, ck = self.conv.taps
         out = torch.zeros_like(x, dtype=torch.float64)
         known = x.double().where(self.seen(), 0)
         for number in range(-1, len(self.bounds) + 1):
             rows = (self.row_documents() == number)[:, None]
-            padded = F.pad(known.where(rows, 0), (self.conv.pad, ck - 1 - self.conv.pad, cq - 1, 0))
-            out += exact_convolution(padded, taps).where(rows & self.seen(), 0)
+            out += convolve_exactly(known.where(rows, 0), taps, self.conv).where(rows & self.seen(), 0)
         return out.to(self.dtype).double()
 
 

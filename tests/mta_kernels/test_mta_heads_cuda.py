@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from emulated_heads import emulated_heads  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
-from mta_chunk_case import ChunkCase, exact_convolution
+from mta_chunk_case import ChunkCase, convolve_exactly
 from planted_faults import plant
 from torch import Tensor
 
@@ -91,12 +91,11 @@ class Case(ChunkCase):
 
     def convolved(self, x: Tensor) -> Tensor:
         """Of each document alone, zero where a key is not seen, as rounded; in float64."""
-        cq, ck = self.conv.taps
         out = torch.zeros_like(x, dtype=torch.float64)
         for number in range(-1, len(self.bounds) + 1):
             rows = (self.row_documents() == number)[:, None]
-            padded = F.pad(self.known(x).where(rows, 0), (self.conv.pad, ck - 1 - self.conv.pad, cq - 1, 0))
-            out += exact_convolution(padded, self.taps()).where(rows & self.seen(), 0)
+            known = self.known(x).where(rows, 0)
+            out += convolve_exactly(known, self.taps(), self.conv).where(rows & self.seen(), 0)
         return out.to(self.dtype).double()
 
     def products(self, left: Tensor, right: Tensor) -> Tensor:
