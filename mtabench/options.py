@@ -158,7 +158,8 @@ Timer = Annotated[
     ),
 ]
 Cache = Annotated[
-    str, How(**_one_of(CACHES), help="cold flushes the GPU's L2 cache before each sample, warm does not.")
+    str,
+    How(**_one_of(CACHES), help="cold flushes a GPU's L2 cache before each sample, warm does not; a CPU's stay warm."),
 ]
 Rounds = Annotated[int | None, How(**WHOLE, help="At most so many rounds of samples a cell; 20 if not given.")]
 TimeLimit = Annotated[
