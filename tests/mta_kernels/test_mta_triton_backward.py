@@ -116,6 +116,26 @@ def test_documents(causal: bool) -> None:
     check(make(1, 140, 16, torch.float16, causal=causal, documents=DOCUMENTS))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="a fault of compiled code")
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "tokens", "options"),
+    [
+        (136, torch.bfloat16, 300, {"pre_conv": (6, 11), "post_conv": (6, 11)}),
+        (128, torch.float32, 300, {"pre_conv": (7, 11), "documents": [0, 74, 200, 300]}),
+        (18, torch.float16, 400, {"documents": [0, 250, 250, 251, 400]}),
+    ],
+)
+def test_keys_that_no_row_of_a_chunk_sees(
+    monkeypatch, head_dim: int, dtype: torch.dtype, tokens: int, options: dict
+) -> None:
+    """Those of the halo below, and of documents that ended before: their sums get nothing."""
+    monkeypatch.setattr(score_chunks, "CHUNK_ROWS", 128)
+    problem = make(4, tokens, head_dim, dtype, **options)
+    check(problem)
+    assert all(torch.equal(x, gradients(problem)[name]) for name, x in gradients(problem).items())
+
+
 @pytest.mark.parametrize("taps", [{}, {"pre_conv": (2, 3), "post_conv": (3, 2)}])
 def test_a_gradient_of_nan_stays_in_its_document(taps: dict) -> None:
     """Whatever products of tiles and the power of two of float16 have in common."""

@@ -204,9 +204,11 @@ def _transposed_product_kernel(
             start = tl.maximum(tl.load(documents_ptr + first) - first_position, 0) // BLOCK * BLOCK
     total = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     steps = tl.maximum(tl.cdiv(end - start, BLOCK_K), 0)
+    # The pipeliner divides before the loop: by zero, LLVM would take it that there are steps, and copy a tile anyway.
+    divisor = tl.maximum(steps, 1)
     for step in tl.range(0, steps * group, num_stages=STAGES):
-        head = kv_head * group + step // steps
-        row = start + step % steps * BLOCK_K
+        head = kv_head * group + step // divisor
+        row = start + step % divisor * BLOCK_K
         left = left_desc.load([batch * heads + head, row, first]).reshape(BLOCK_K, BLOCK_N)
         right = right_desc.load([batch, head, first_row + row, 0]).reshape(BLOCK_K, BLOCK_D)
         total = tl.dot(left.T, right, total, input_precision=PRECISION)
