@@ -36,6 +36,7 @@ class ChunkCase:
     causal: bool = True
     bounds: tuple[int, ...] = ()  # first positions of documents after the first
     dtype: torch.dtype = torch.bfloat16
+    scaled: bool = False  # whether gradients are times a loss scale of each sequence or document
 
     def __post_init__(self) -> None:
         assert self.above + self.owned <= self.rows
@@ -58,7 +59,21 @@ class ChunkCase:
         if self.bounds:
             bounds, number = torch.tensor([0, *self.bounds, self.keys]), self.document()
             documents = torch.stack([bounds[number], bounds[number + 1]]).to(DEVICE, torch.int32)
-        return Rows(self.first_position, self.first_row, self.queries, self.keys, self.causal, documents)
+        scale = self.loss_scale().to(DEVICE) if self.scaled else None
+        return Rows(self.first_position, self.first_row, self.queries, self.keys, self.causal, documents, scale)
+
+    def loss_scale(self) -> Tensor:
+        """Powers of two: `[B]`, or with documents `[keys]`."""
+        return torch.exp2(3.0 - 2 * (self.document() if self.bounds else torch.arange(self.batch)) % 7)
+
+    def scale_of_rows(self) -> Tensor:
+        """`[B, 1, rows, 1]`, or `[rows, 1]`."""
+        if not self.scaled:
+            return torch.ones(1, 1)
+        if not self.bounds:
+            return self.loss_scale()[:, None, None, None]
+        position = torch.arange(self.rows) + self.first_position
+        return self.loss_scale()[position.clamp(0, self.keys - 1), None]
 
     def row_documents(self) -> Tensor:
         """Of each row; -1 where it is no query."""
@@ -86,3 +101,7 @@ class ChunkCase:
         shape = self.batch, self.heads, self.rows, self.pitch
         x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(self.dtype)
         return x.where(self.seen(), 0).where(self.stored(), float("nan"))
+
+    def gradient(self) -> Tensor:
+        """As `scores`, times the loss scale."""
+        return (self.scores(2) * self.scale_of_rows()).to(self.dtype)

@@ -54,18 +54,18 @@ class Case(ChunkCase):
         owned = (owned >= self.above) & (owned < self.above + self.owned)
         for number in range(-1, len(self.bounds) + 1):
             x = self.of_document(self.scores(1), number).requires_grad_()
-            grad = self.of_document(self.scores(2), number)
+            grad = self.of_document(self.gradient(), number)
             seen = self.seen() & (self.row_documents() == number)[:, None]
             convolved = convolve_exactly(x, taps, self.conv)
             out = out + convolved.detach().where(seen, 0)
             dx = dx + torch.autograd.grad(convolved, x, grad, retain_graph=True)[0].where(seen, 0)
-            dtaps = dtaps + torch.autograd.grad(convolved, taps, grad.where(owned, 0))[0]
+            dtaps = dtaps + torch.autograd.grad(convolved, taps, (grad / self.scale_of_rows()).where(owned, 0))[0]
         return out, dx, dtaps
 
 
 def run(case: Case, sizes: plan.Sizes | None = None) -> dict[str, Tensor]:
     """Both kernels; the gradients twice, as of two chunks."""
-    x, grad, taps = (t.to(DEVICE) for t in (case.scores(1), case.scores(2), case.taps()))
+    x, grad, taps = (t.to(DEVICE) for t in (case.scores(1), case.gradient(), case.taps()))
     out, dx = (torch.full_like(x, GUARD) for _ in range(2))
     convolve(x, out, taps, case.conv, case.where(), sizes=sizes)
     gradients = BandsGradient(
@@ -139,6 +139,11 @@ def test_taps(gpu, taps: Convolution) -> None:
 def test_documents(gpu, causal: bool, bounds: tuple[int, ...]) -> None:
     check(Case(bounds=bounds, causal=causal))
     check(Case(bounds=bounds, causal=causal, queries=120, first_row=-20, above=30, owned=100))
+
+
+@pytest.mark.parametrize("bounds", [(), (30, 31, 34, 90)])
+def test_each_sequence_and_document_has_a_loss_scale(gpu, bounds: tuple[int, ...]) -> None:
+    check(Case(batch=1 if bounds else 3, bounds=bounds, dtype=FP16, scaled=True))
 
 
 @pytest.mark.parametrize("sizes", [plan.Sizes(20, 2, 1), plan.Sizes(104, 3, 1), plan.Sizes(300, 4, 1)], ids=str)

@@ -169,7 +169,7 @@ def check_rebuilt(case: Case) -> list[Tensor]:
 
 
 def check_convolution(case: Case) -> list[Tensor]:
-    x, grad = case.scores(1), case.scores(2)
+    x, grad = case.scores(1), case.gradient()
     eps, (_, post), kernels = torch.finfo(case.dtype).eps, case.mixings(), case.kernels()
     nothing = torch.full_like(x, torch.nan)
     for _ in range(2):  # as of two chunks
@@ -178,12 +178,12 @@ def check_convolution(case: Case) -> list[Tensor]:
     convolved = case.convolved(x)
     check_stored(case, out, case.mixed(convolved, post.T), nothing, 2 * eps)
     check_stored(case, of_grad, case.mixed(grad, post), grad, eps)
-    near(case, kernels.dpost(), 2 * case.products(convolved, grad), eps / 4)
+    near(case, kernels.dpost(), 2 * case.products(convolved, grad / case.scale_of_rows()), eps / 4)
     return [out, of_grad, kernels.dpost()]
 
 
 def check_logits(case: Case) -> list[Tensor]:
-    x, grad = case.scores(1), case.scores(2)
+    x, grad = case.scores(1), case.gradient()
     eps, (pre, _), kernels = torch.finfo(case.dtype).eps, case.mixings(), case.kernels()
     logsumexp, residual = case.logsumexp(x)
     delta = torch.randn(x.shape[:3], generator=torch.Generator().manual_seed(6))
@@ -195,7 +195,7 @@ def check_logits(case: Case) -> list[Tensor]:
     dl = (p * (case.known(grad) - delta.double()[..., None])).where(case.seen(), 0)
     eps *= 8 if case.round_logits else 2
     check_stored(case, dx, case.mixed(dl, pre.T), grad, eps)
-    near(case, kernels.dpre(), 2 * case.products(dl, x), eps)
+    near(case, kernels.dpre(), 2 * case.products(dl / case.scale_of_rows(), x), eps)
     return [dx, kernels.dpre()]
 
 
@@ -232,6 +232,13 @@ def test_where_a_chunk_is(gpu, shape: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("bounds", "causal"), [((30, 31, 34, 90), True), ((125, 131), False)])
 def test_documents(gpu, causal: bool, bounds: tuple[int, ...]) -> None:
     check(Case(bounds=bounds, causal=causal, heads=2, first_row=20, rows=120, owned=100))
+
+
+@pytest.mark.parametrize("bounds", [(), (30, 31, 34, 90)])
+def test_each_sequence_and_document_has_a_loss_scale(gpu, bounds: tuple[int, ...]) -> None:
+    case = Case(batch=1 if bounds else 3, bounds=bounds, heads=2, dtype=FP16, scaled=True, rows=120, owned=100)
+    check_convolution(case)
+    check_logits(case)
 
 
 @pytest.mark.parametrize("taps", [Convolution(1, 1, 0), Convolution(3, 8, 0), Convolution(8, 17, 8)], ids=str)

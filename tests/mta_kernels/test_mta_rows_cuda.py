@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -195,6 +196,22 @@ def test_large_logits_of_heads_that_fill_no_tile(gpu, much: float, mixed: bool) 
         chunk.pre_mix.copy_(torch.eye(10))
     assert_mixes(chunk, plan=plan_of(chunk))
     assert_differentiates(chunk, plan=plan_of(chunk, backward=True))
+
+
+@pytest.mark.parametrize("starts", [None, [0, 13, 72, 73, 144, 148]])
+def test_each_sequence_and_document_has_a_loss_scale(gpu, starts: list[int] | None) -> None:
+    chunk = make_chunk(3 - 2 * bool(starts), 5, 9, 150, causal=False, above=70, dtype=FP16, starts=starts)
+    scale = torch.exp2(torch.arange(3.0 if starts is None else 150.0, device=DEVICE) % 5 - 2)
+    of_rows = scale[:, None, None, None]
+    if chunk.documents is not None:  # the same in all of a document
+        scale = scale[chunk.documents[0].long()]
+        of_rows = scale[70:79, None]
+    mixed, grad, dpre, dpost = backward(chunk)
+    scaled = replace(chunk, gradients=(chunk.gradients * of_rows).to(FP16))
+    of_scaled = backward(scaled, loss_scale=scale)
+    assert torch.equal(of_scaled[0], mixed)
+    torch.testing.assert_close(of_scaled[1], (grad * of_rows).to(FP16), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(of_scaled[2:], (dpre, dpost), rtol=1e-4, atol=1e-4)
 
 
 def test_equal_scores_are_the_mean(gpu) -> None:

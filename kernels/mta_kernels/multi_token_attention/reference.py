@@ -30,7 +30,7 @@ from mta_kernels.conv_attention.reference import convolve_scores, repeat_heads
 from mta_kernels.multi_token_attention.arguments import NormGate, check_arguments
 from mta_kernels.multi_token_attention.dropout import kept, seed_tensor
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of, rows_needed_before, with_dense_mixings
-from mta_kernels.operation import Operation
+from mta_kernels.operation import HeadMix, Operation
 
 
 def multi_token_attention_reference(
@@ -128,14 +128,14 @@ def _definition(
         scores = convolve_scores(scores, mixers.pre_conv, operation.pre_conv)
     scores = scores[:, :, first_probability - first_score :]
     if mixers.pre_mix is not None:
-        scores = torch.einsum("hg,bgij->bhij", mixers.pre_mix.to(scores.dtype), scores)
+        scores = _mix(scores, mixers.pre_mix, operation.pre_mix)
     logits = hide(scores, float("-inf"))
     probabilities = torch.softmax(logits, dim=-1, dtype=_at_least_float32(q.dtype)).to(q.dtype)
     if operation.post_conv is not None and mixers.post_conv is not None:
         probabilities = hide(convolve_scores(probabilities, mixers.post_conv, operation.post_conv), 0)
     probabilities = probabilities[:, :, start - first_probability :]
     if mixers.post_mix is not None:
-        probabilities = torch.einsum("bgij,gh->bhij", probabilities, mixers.post_mix.to(probabilities.dtype))
+        probabilities = _mix(probabilities, mixers.post_mix.T, operation.post_mix)
     if drop is not None:
         dropout, seed = drop
         at = first_position + k.shape[2] - query_rows
@@ -143,6 +143,13 @@ def _definition(
         stays = kept(dropout, seed, batch, heads, (at + start, at + stop), columns)
         probabilities = (probabilities / (1 - dropout)).masked_fill(~stays, 0)
     return probabilities @ values
+
+
+def _mix(x: Tensor, mix: Tensor, heads: HeadMix | None) -> Tensor:
+    """`sum_g mix[h, g] x_g` of `x [B, H, M, N]` by the dense `mix [H, H]`, within each group of heads alone."""
+    groups = heads.groups if heads else 1
+    blocks = mix.to(x.dtype).unflatten(0, (groups, -1)).unflatten(2, (groups, -1)).diagonal(dim1=0, dim2=2)
+    return torch.einsum("hgn,bngij->bnhij", blocks, x.unflatten(1, (groups, -1))).flatten(1, 2)
 
 
 def norm_and_gate(

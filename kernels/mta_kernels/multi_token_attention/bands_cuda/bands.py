@@ -30,6 +30,7 @@ class Arguments(ctypes.Structure):
         *fields(c_int, "run row_tiles key_tiles tasks"),
         *fields(c_void_p, "mix parts pieces factors logsumexp convolved sums"),
         *fields(c_int, "batch blocks"),
+        ("loss_scale", c_void_p),
     )
 
 
@@ -40,6 +41,7 @@ class Rows:
     A row is stored, and zero at keys that it does not see, up to the end of the block of 128 keys that the key 127
     behind its own lies in; all keys unless `causal`. The pitch is a multiple of 128. Of `documents [2, key_rows]`
     (int32, contiguous: for each position the first of its document and one past its last) a row sees its own.
+    Gradients in float16 are times `loss_scale` (float32): of each sequence, or with documents of each position.
     """
 
     first_position: int
@@ -48,6 +50,7 @@ class Rows:
     key_rows: int
     causal: bool
     documents: Tensor | None
+    loss_scale: Tensor | None = None
 
 
 def shape_unsupported(dtype: torch.dtype, conv: Convolution) -> str | None:
@@ -138,6 +141,8 @@ def arguments_of(
     )  # fmt: skip
     if where.documents is not None:
         arguments.documents = where.documents.data_ptr()
+    if where.loss_scale is not None:
+        arguments.loss_scale = where.loss_scale.data_ptr()
     return arguments, taps
 
 

@@ -15,6 +15,7 @@ constexpr int BACK_PAD = KEY_TAPS - 1 - PAD;
 constexpr int OWN_X = Reach<PAD>::LEFT, OWN_GRAD = Reach<BACK_PAD>::LEFT;  // shifts of a warp's own keys
 constexpr int PAIRS = (QUERY_TAPS + 1) / 2;  // of rows of grad
 constexpr int MATRICES = 2 * EIGHTS + 2, LOADS = (MATRICES + 3) / 4;
+constexpr bool SCALED_BY_DOCUMENT = DOCUMENTS && SCALED<ELEMENT>;  // else one scale a task
 constexpr int SUMS = QUERY_TAPS * EIGHTS * 8 * 8 * 4;  // bytes
 static_assert((2 * RING > SUMS ? 2 * RING : SUMS) == SHARED_BYTES, "as in plan.py");
 
@@ -52,8 +53,8 @@ struct TapSums {
                 multiply<ELEMENT>(sums[p][i], window.of_age(step, p), matrix(rows, 2 * i), matrix(rows, 2 * i + 1));
     }
 
-    // Adds up diagonals, in `shared`, and these to `partial [QUERY_TAPS, KEY_TAPS]`.
-    DEVICE void store(uint32_t shared, float* partial) const {
+    // Adds up diagonals, in `shared`, and these times `unit` to `partial [QUERY_TAPS, KEY_TAPS]`.
+    DEVICE void store(uint32_t shared, float* partial, float unit) const {
         const int lane = thread_index();
         const auto place = [&](int row, int x_key, int grad_key) {
             return shared + ((row * EIGHTS * 8 + x_key) * 8 + grad_key) * 4;
@@ -74,7 +75,7 @@ struct TapSums {
             float sum = 0;
 #pragma unroll
             for (int key = 0; key < 8; key++) sum += __uint_as_float(load_shared(place(row, shift + key, key)));
-            partial[tap] += sum;
+            partial[tap] += sum * unit;
         }
     }
 };
@@ -130,6 +131,7 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM)
         by_columns[i] = chunk + (own ? OWN_GRAD * 16 : RING);
     }
     const Copies copies(args);
+    float* const partial = args.partial + ((int64_t)task.batch_head * args.tasks + task.index) * (QUERY_TAPS * KEY_TAPS);
     TapSums tap_sums;
 #pragma unroll 1
     for (int begin = task.first; begin < task.after;) {
@@ -200,8 +202,11 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM)
             else compute(Constant<false>());
         }
         copies_wait<0>();
+        if (SCALED_BY_DOCUMENT) {
+            tap_sums.store(ring, partial, gradient_unit(args, 0, begin));
+            tap_sums = TapSums();
+        }
         begin = segment.stop;
     }
-    const int64_t index = (int64_t)task.batch_head * args.tasks + task.index;
-    tap_sums.store(ring, args.partial + index * (QUERY_TAPS * KEY_TAPS));
+    if (!SCALED_BY_DOCUMENT) tap_sums.store(ring, partial, gradient_unit(args, task.batch_head / args.heads, 0));
 }

@@ -34,6 +34,7 @@ struct Arguments {
     ELEMENT* convolved;    // of heads_cuda/rebuild.cu: x convolved
     float* sums;           // of its probabilities: [B, units, rows, heads]
     int batch, blocks;
+    const float* loss_scale;  // of stored.cuh
 };
 
 // What a warp does: rows from `first` to `after` of a head, keys from `first_key` on.

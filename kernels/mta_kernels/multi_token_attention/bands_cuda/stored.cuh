@@ -25,6 +25,18 @@ struct Seen {
     DEVICE bool all(int first, int count) const { return first >= start && first + count <= end; }
 };
 
+// Whether gradients are stored times a loss scale: of each sequence, or with DOCUMENTS of each position.
+template <class Element> constexpr bool SCALED = false;
+template <> constexpr bool SCALED<Half> = true;
+
+// What a stored gradient of one in a row is worth; rows that are no queries have none.
+template <class Arguments> DEVICE float gradient_unit(const Arguments& args, int batch, int row) {
+    if (!SCALED<ELEMENT> || !args.loss_scale) return 1;
+    const int query = args.first_row + row;
+    if (DOCUMENTS && (query < 0 || query >= args.query_rows)) return 1;
+    return 1 / args.loss_scale[DOCUMENTS ? args.first_position + row : batch];
+}
+
 DEVICE float number_of(uint32_t pair, int i) { return to_float(ELEMENT{(uint16_t)(pair >> 16 * i)}); }
 
 template <bool Value> struct Constant {

@@ -15,7 +15,7 @@ static_assert(MIXERS * HEADS * HEADS * 4 <= SHARED_BYTES, "room for sums of all 
 // x of Keys keys to x mixed by post, and the gradient of that to that of x.
 template <int Keys>
 DEVICE void mix_both(uint32_t x, uint32_t grad, uint32_t rows, const Weights& post, const Weights& back, bool owned,
-                     Products& dpost) {
+                     ScaledProducts& dpost) {
 #pragma unroll
     for (int first = 0; first < Keys; first += 16, x += 32, grad += 32) {
         uint32_t by_keys[2][4], by_heads[2][4], rounded[4];
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) convolve_heads(const __
     }
     const uint32_t shared = shared_memory();
     const auto slot = [&](int turn) { return shared + GRAD_AT + turn % SLOTS * TILE; };
-    Products dpost;
+    ScaledProducts dpost;
     if (warp < HEADS) {
         take_registers();
         const Bands<PAD, false> bands(args.taps + warp * QUERY_TAPS * KEY_TAPS);
@@ -81,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) convolve_heads(const __
             if (unit.key >= stored_end(args, unit.row)) return;
             const uint32_t of_out = unit.tile(), of_grad = slot(unit.turn) + unit.at;
             const bool owned = unit.row >= args.above && unit.row < args.above + args.owned;
+            if (owned) dpost.begin_row(gradient_unit(args, batch, unit.row));
             mix_both<UNIT>(of_out, of_grad, rows, post, back, owned, dpost);
             __syncwarp();
             const int64_t place = first_head + (int64_t)unit.row * args.pitch + unit.key;
@@ -90,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) convolve_heads(const __
     }
     __syncthreads();
     if (warp >= HEADS)
-        dpost.for_all([&](int place, float sum) {
+        dpost.for_all([&](int place, float sum) {  // in gradients of one
             store_shared(shared + ((warp - HEADS) * HEADS * HEADS + place) * 4, __float_as_uint(sum));
         });
     __syncthreads();

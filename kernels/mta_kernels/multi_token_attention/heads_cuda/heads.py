@@ -36,6 +36,7 @@ class Arguments(ctypes.Structure):
         *fields(c_void_p, "x grad out mix documents logsumexp residual delta sums parts"),
         *fields(c_int, "rows pitch first_position first_row query_rows key_rows above owned"),
         *fields(c_int, "run segments tasks warps"),
+        ("loss_scale", c_void_p),
     )
 
 
@@ -154,6 +155,8 @@ class HeadMixings:
         )  # fmt: skip
         if where.documents is not None:
             arguments.documents = where.documents.data_ptr()
+        if where.loss_scale is not None:
+            arguments.loss_scale = where.loss_scale.data_ptr()
         return arguments
 
     def _launch(self, name: str, arguments: Arguments, x: Tensor, where: Rows) -> None:

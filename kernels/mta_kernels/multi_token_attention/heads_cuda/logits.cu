@@ -11,7 +11,7 @@
 extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM) differentiate_logits(const __grid_constant__ Arguments args) {
     const Weights pre(args.mix, HEADS, 1), back(args.mix, 1, HEADS);
     const uint32_t rows = matrix_row();
-    Products dpre;
+    ScaledProducts dpre;
     for_tiles(
         args,
         [&](const Tiles& tiles, uint32_t tile) {
@@ -20,6 +20,7 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM) differentiate_log
             softmax.residual = OfRow(args.residual, tiles.batch, args.rows, tiles.row);
             const OfRow delta(args.delta, tiles.batch, args.rows, tiles.row);
             const bool owned = tiles.row >= args.above && tiles.row < args.above + args.owned;
+            if (owned) dpre.begin_row(gradient_unit(args, tiles.batch, tiles.row));
             const auto compute = [&](auto whole) {
 #pragma unroll
                 for (int first = 0; first < KEYS; first += 16) {

@@ -94,3 +94,27 @@ struct Products {
         }
     }
 };
+
+// The same of gradients whose units, in Half, change from row to row: those in other units than the row's are apart.
+template <class Element> struct OfGradients : Products {
+    DEVICE void begin_row(float) {}
+};
+template <> struct OfGradients<Half> : Products {
+    Products before;  // in gradients of one
+    float unit = 1;
+
+    DEVICE void begin_row(float of_row) {
+        if (of_row == unit) return;
+        end_rows();
+        unit = of_row;
+    }
+    DEVICE void end_rows() {
+#pragma unroll
+        for (int i = 0; i < 8; i++) before.sums[i / 4][i % 4] += sums[i / 4][i % 4] * unit, sums[i / 4][i % 4] = 0;
+    }
+    template <class Body> DEVICE void for_all(const Body& body) {
+        end_rows();
+        before.for_all(body);
+    }
+};
+using ScaledProducts = OfGradients<ELEMENT>;

@@ -23,6 +23,7 @@ struct Arguments {
     float* parts;                   // [warps, HEADS, HEADS]
     int rows, pitch, first_position, first_row, query_rows, key_rows, above, owned;  // of a chunk
     int run, segments, tasks, warps;  // keys of a segment, segments of a row, of all rows
+    const float* loss_scale;          // of stored.cuh
 };
 
 // A warp's tiles in turn: segments of rows, dealt out to all warps, and in each the tiles that are stored.

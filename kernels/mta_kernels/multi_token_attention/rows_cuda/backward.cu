@@ -38,14 +38,17 @@ DEVICE void add_products(Products& products, uint32_t tile, const uint32_t (&pai
     }
 }
 
-// The transpose [columns, rows] of a warp's sums.
-DEVICE void store_products(float* destination, const Products& products) {
+// Puts the transpose [columns, rows] of a warp's sums times `unit` into `destination`, or adds it; none are left.
+DEVICE void take_products(float* destination, Products& products, float unit, bool adds) {
     const int lane = thread_index() % 32;
 #pragma unroll
     for (int i = 0; i < SQUARES * EIGHTS * 4; i++) {
         const int eight = i / 4 % EIGHTS, square = i / 4 / EIGHTS;
         const int row = 16 * square + lane / 4 + i % 4 / 2 * 8, column = head_of(lane, eight, i % 2);
-        if (row < HEADS && column < HEADS) destination[column * HEADS + row] = products[square][eight][i % 4];
+        float& sum = products[square][eight][i % 4];
+        float* const place = destination + column * HEADS + row;
+        if (row < HEADS && column < HEADS) *place = (adds ? *place : 0) + sum * unit;
+        sum = 0;
     }
 }
 
@@ -68,16 +71,18 @@ struct Softmax {
             logsumexp[i / 2][i % 2] = found == MINUS_INFINITY ? 0 : found;
         }
     }
-    DEVICE bool is_large() const {  // the same in all warps of a row
+    DEVICE bool is_large(int i) const { return fabsf(logsumexp[i / 2][i % 2]) > LARGE; }
+    DEVICE bool some_is_large() const {  // the same in all warps of a row
         bool found = false;
 #pragma unroll
-        for (int i = 0; i < EIGHTS * 2; i++) found |= fabsf(logsumexp[i / 2][i % 2]) > LARGE;
+        for (int i = 0; i < EIGHTS * 2; i++) found |= is_large(i);
         return __any_sync(~0u, found);
     }
-    DEVICE void set_logits(const Sums& sums) {
+    DEVICE void set_large(const Sums& sums) {
 #pragma unroll
         for (int i = 0; i < EIGHTS * 2; i++) {
             const float2 pair = sums[i / 2][i % 2];
+            if (!is_large(i)) continue;
             logsumexp[i / 2][i % 2] = pair.y == 0 ? 0 : fmaf(log2f(pair.y), LOG_2, pair.x);
         }
     }
@@ -116,9 +121,9 @@ DEVICE void differentiate_row(const Arguments& args, const Row& row, Softmax& so
     const uint32_t grad_buffer = buffer + HEADS * args.pitch;
     const int first = row.start + thread_index() / 32 * COLUMNS;
     Sums sums;
-    if (softmax.is_large()) {
+    if (softmax.some_is_large()) {
         sum_logits(sums, row, buffer, lane, weights.pre, shared, rank, received);
-        softmax.set_logits(sums);
+        softmax.set_large(sums);
     }
 #pragma unroll
     for (int i = 0; i < EIGHTS * 2; i++) sums[i / 2][i % 2] = {0, 0};
@@ -181,15 +186,23 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS)
         const Lane lane(args.pitch);
         const Matrices weights(shared);
         Products dpre = {}, dpost = {};
+        float* const parts = args.parts + ((int64_t)block_index() * WARPS + warp) * 2 * HEADS * HEADS;
+        float unit = 1;  // of the gradients in these sums
+        bool has_taken = false;
+        const auto take_all = [&] {
+            take_products(parts, dpre, unit, has_taken);
+            take_products(parts + HEADS * HEADS, dpost, unit, has_taken);
+            has_taken = true;
+        };
         Turn received;
         for_rows(
             args, shared, rank, cluster, [&](const Row& row) { return Softmax(args, row); },
             [&](const Row& row, Softmax& softmax, uint32_t buffer) {
+                const float of_row = row.gradient_unit(args);
+                if (of_row != unit) take_all(), unit = of_row;
                 differentiate_row(args, row, softmax, buffer, lane, weights, dpre, dpost, shared, rank, received);
             });
-        float* parts = args.parts + ((int64_t)block_index() * WARPS + warp) * 2 * HEADS * HEADS;
-        store_products(parts, dpre);
-        store_products(parts + HEADS * HEADS, dpost);
+        take_all();
     }
 #if BULK
     else copy_rows(args, shared, cluster, rank);

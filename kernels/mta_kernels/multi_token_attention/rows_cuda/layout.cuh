@@ -40,6 +40,7 @@ struct Arguments {
     int clusters;                   // that share the rows
     int pitch, stages;
     float* parts;                   // [blocks, WARPS, 2, HEADS, HEADS]: gradients of pre and of post
+    const float* loss_scale;        // that gradients are times: of a sequence, or with documents of a position; or none
 };
 
 // One row of the scores, all heads: its visible columns, and those that this block has.
@@ -63,6 +64,10 @@ struct Row {
         first = low & ~7, end = (high + 7) & ~7;
         const int segment = ((end - first + CLUSTER - 1) / CLUSTER + 63) & ~63;
         start = min(first + rank * segment, end), stop = min(start + segment, end);
+    }
+    // What a stored gradient of one is worth.
+    DEVICE float gradient_unit(const Arguments& args) const {
+        return args.loss_scale ? 1 / args.loss_scale[args.documents ? args.first_position + number : sequence] : 1;
     }
     DEVICE bool sees(int column) const { return column >= low && column < high; }
     DEVICE int64_t head_stride(const Arguments& args) const { return args.rows * args.ld; }

@@ -41,7 +41,8 @@ class Arguments(ctypes.Structure):
         ("operands", c_void_p * 2), *fields(Matrix, "pre post"), ("logsumexp", c_void_p),
         *fields(c_int64, "sums_batch sums_head sums_row"), ("documents", c_void_p),
         *fields(c_int64, "documents_stride ld"),
-        *fields(c_int, "rows all_rows first_position keys causal block clusters pitch stages"), ("parts", c_void_p),
+        *fields(c_int, "rows all_rows first_position keys causal block clusters pitch stages"),
+        *fields(c_void_p, "parts loss_scale"),
     )  # fmt: skip
 
 
@@ -73,34 +74,28 @@ def mix_rows(
     `logsumexp_out [B, H, R]` is float32 of any strides. `plan` and `clusters` override what would be chosen, for
     measurements. Raises ValueError where `shape_unsupported` has a reason, or for scores of another layout.
     """
-    _run(scores, None, pre_mix, post_mix, logsumexp_out, first_position, keys, causal, documents, block, plan, clusters)
+    _run(
+        scores, None, pre_mix, post_mix, logsumexp_out, first_position, keys, causal, documents, None, block, plan,
+        clusters,
+    )  # fmt: skip
 
 
 def mix_rows_backward(
     scores: Tensor, grad_probabilities: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor, *,
-    first_position: int, keys: int, causal: bool, documents: Tensor | None = None, block: int = 0,
-    plan: RowPlan | None = None, clusters: int | None = None,
+    first_position: int, keys: int, causal: bool, documents: Tensor | None = None, loss_scale: Tensor | None = None,
+    block: int = 0, plan: RowPlan | None = None, clusters: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """The backward of `mix_rows`, in place: gives the gradients `[H, H]` (float32) of both mixings, None where none is.
 
     `scores`, as `mix_rows` takes them, become the mixed probabilities; `grad_probabilities`, the gradients of those and
-    laid out as the scores, become the gradients of the scores. `logsumexp [B, H, R]` is what `mix_rows` wrote; the rest
-    and errors are as there. The same call gives the same bits.
+    laid out as the scores, become the gradients of the scores. They are times `loss_scale` (float32) of each sequence,
+    or with documents of each position, which the mixings' are not. `logsumexp [B, H, R]` is what `mix_rows` wrote; the
+    rest and errors are as there. The same call gives the same bits.
     """
     parts = _run(
-        scores,
-        grad_probabilities,
-        pre_mix,
-        post_mix,
-        logsumexp,
-        first_position,
-        keys,
-        causal,
-        documents,
-        block,
-        plan,
-        clusters,
-    )
+        scores, grad_probabilities, pre_mix, post_mix, logsumexp, first_position, keys, causal, documents, loss_scale,
+        block, plan, clusters,
+    )  # fmt: skip
     assert parts is not None
     # Two sums, as results of an operator share no memory.
     dpre, dpost = (None if mix is None else x.sum(0) for mix, x in ((pre_mix, parts[:, 0]), (post_mix, parts[:, 1])))
@@ -109,8 +104,8 @@ def mix_rows_backward(
 
 def _run(
     scores: Tensor, gradients: Tensor | None, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor,
-    first_position: int, keys: int, causal: bool, documents: Tensor | None, block: int,
-    plan: RowPlan | None, clusters: int | None,
+    first_position: int, keys: int, causal: bool, documents: Tensor | None, loss_scale: Tensor | None,
+    block: int, plan: RowPlan | None, clusters: int | None,
 ) -> Tensor | None:  # fmt: skip
     """One launch; gives the warps' parts of the gradients of both mixings, `[warps, 2, H, H]`, of a backward."""
     batch, heads, rows, ld = scores.shape
@@ -144,6 +139,7 @@ def _run(
         documents_stride=stride, ld=ld, rows=rows, all_rows=batch * rows, first_position=first_position, keys=keys,
         causal=causal, block=block, clusters=clusters, pitch=plan.pitch, stages=plan.stages,
         parts=None if parts is None else parts.data_ptr(),
+        loss_scale=None if loss_scale is None else loss_scale.data_ptr(),
     )  # fmt: skip
     compiled = kernel(plan.constants, device)
     blocks, threads = clusters * cluster, plan.constants.threads

@@ -11,6 +11,7 @@ from mta_kernels.conv_attention.backend import HEAD_DIMS, caches_unsupported, si
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.conv_attention.triton.backend import platform_unsupported
 from mta_kernels.gpu_limits import absent, shared_memory_limit
+from mta_kernels.multi_token_attention import separate_heads
 from mta_kernels.multi_token_attention.backend import Gradients, MtaBackend, Request
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.operation import ONE_TAP, Convolution, Operation
@@ -92,7 +93,7 @@ def _forward(
     from mta_kernels.multi_token_attention.triton.forward import mixed_attention_forward
 
     with on_device_of(q), without_autocast(q):
-        return mixed_attention_forward(operation, q, k, v, mixers, **options)
+        return separate_heads.forward(mixed_attention_forward, operation, q, k, v, mixers, **options)
 
 
 def _backward(operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, *rest: Tensor, **options: Any
@@ -100,7 +101,7 @@ def _backward(operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mix
     from mta_kernels.multi_token_attention.triton.backward import mixed_attention_backward
 
     with on_device_of(q), without_autocast(q):
-        return mixed_attention_backward(operation, q, k, v, mixers, *rest, **options)
+        return separate_heads.backward(mixed_attention_backward, operation, q, k, v, mixers, *rest, **options)
 
 
 def _decode(operation: Operation, q_window: Tensor, *rest: Any) -> Tensor:
@@ -117,8 +118,13 @@ def _cuda_kernels(request: Request, q: Tensor, k: Tensor) -> list[tuple[str, ...
         return [plan.KERNELS if plan.unsupported(request.operation, q, *request.decode[1:]) is None else ()]
     from mta_kernels.multi_token_attention.kernel_names import of_backward, of_forward
 
-    forward = of_forward(request.operation, q, k.shape[2], request.documents)
-    return [forward, of_backward(request.operation, q, k.shape[2])] if request.gradients else [forward]
+    together = separate_heads.heads_that_meet(request.operation, q.shape[1], k.shape[1])
+    if request.operation.pre_mix is request.operation.post_mix is None:
+        together = q.shape[1]
+    operation = separate_heads.one_of(request.operation, q.shape[1], together)
+    q = q[:, :together]
+    forward = of_forward(operation, q, k.shape[2], request.documents)
+    return [forward, of_backward(operation, q, k.shape[2])] if request.gradients else [forward]
 
 
 TRITON = MtaBackend("triton", why_not, rank, _forward, _backward, _decode, _cuda_kernels)

@@ -45,9 +45,10 @@ def mixed_attention_backward(
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
-    loss_scale = gradient_scale(grad_out, v, mixers)
+    loss_scale = gradient_scale(grad_out, v, mixers, documents)
     if loss_scale is not None:
-        grad_out = (grad_out * loss_scale).to(q.dtype)
+        of_rows = loss_scale[:, None, None, None] if documents is None else loss_scale[key_rows - query_rows :, None]
+        grad_out = (grad_out * of_rows).to(q.dtype)
     q, k, v, grad_out = (rows_of(x) for x in (q, k, v, grad_out))
     # A product for dv has rows of several documents, at probabilities of zero for all but one.
     finite_grad = grad_out if documents is None else rows_of(grad_out.where(grad_out.isfinite(), 0))
@@ -70,6 +71,7 @@ def mixed_attention_backward(
     for first in range(0, batch, sequences):
         part = slice(first, first + sequences)
         dk_sums, dv_sums = (x[: q[part].shape[0]] for x in sums)
+        scale = loss_scale if loss_scale is None or documents is not None else loss_scale[part]
         summed_keys = 0  # of chunks before
         for chunk in plan:
             buffers = [chunk.buffer(memory, q[part].shape[0], heads) for memory in memories]
@@ -78,16 +80,16 @@ def mixed_attention_backward(
             last = chunk is plan[-1]
             add_to_dv = functools.partial(
                 add_transposed_product, right=finite_grad[part], sums=dv_sums, out=dv[part] if last else dv_sums,
-                chunk=chunk, loss_scale=loss_scale, summed_keys=summed_keys,
+                chunk=chunk, loss_scale=scale, summed_keys=summed_keys,
             )  # fmt: skip
-            dscores = steps.run(buffers, logsumexp[part], chunk, add_to_dv)
-            row_product(dscores, k[part], dq[part], chunk, operation.scale, loss_scale)
+            dscores = steps.run(buffers, logsumexp[part], chunk, scale, add_to_dv)
+            row_product(dscores, k[part], dq[part], chunk, operation.scale, scale)
             add_transposed_product(
-                dscores, q[part], dk_sums, dk[part] if last else dk_sums, chunk, operation.scale, loss_scale,
+                dscores, q[part], dk_sums, dk[part] if last else dk_sums, chunk, operation.scale, scale,
                 summed_keys=summed_keys,
             )  # fmt: skip
             summed_keys = chunk.keys
-    return dq, dk, dv, steps.gradients(loss_scale)
+    return dq, dk, dv, steps.gradients()
 
 
 class Stages:
@@ -120,11 +122,13 @@ class Stages:
         self.buffers = 2 + (self.before is not None) + 2 * (self.after is not None)
 
     def run(
-        self, buffers: list[Tensor], logsumexp: Tensor, chunk: Chunk, use_probabilities: Callable[[Tensor], None]
-    ) -> Tensor:
+        self, buffers: list[Tensor], logsumexp: Tensor, chunk: Chunk, loss_scale: Tensor | None,
+        use_probabilities: Callable[[Tensor], None],
+    ) -> Tensor:  # fmt: skip
         """The gradient of a chunk's scores: one of its `buffers [B, H, rows, pitch]`.
 
-        The first two hold the scores and the gradient of the mixed probabilities. The latter are computed again, and
+        The first two hold the scores and the gradient of the mixed probabilities, times `loss_scale`, which the
+        gradients of mixers are summed without. The mixed probabilities are computed again, and
         `use_probabilities` is called with them, before they are overwritten.
         """
         pre_mix, post_mix = self.mixers.pre_mix, self.mixers.post_mix
@@ -135,12 +139,13 @@ class Stages:
         if self.convolve_before is not None:
             self.convolve_before(scores, convolved, chunk)
         if self.after is None or self.convolve_after is None:
-            row_stage.mix_rows_backward(convolved, grad, pre_mix, post_mix, logsumexp, self.mixings, chunk)
+            given = convolved, grad, pre_mix, post_mix, logsumexp
+            row_stage.mix_rows_backward(*given, self.mixings, chunk, loss_scale)
             use_probabilities(convolved)
             free = convolved
         else:
             probabilities, mixed = others
-            where, own = rows_of_chunk(chunk), {"above": chunk.above, "owned": chunk.owned}
+            where, own = rows_of_chunk(chunk, loss_scale), {"above": chunk.above, "owned": chunk.owned}
             # What is rounded is to be corrected; the logsumexp of rows of the halo, too.
             corrections = torch.empty(2, *scores.shape[:3], dtype=torch.float32, device=scores.device)
             sums, made = None, (probabilities, logsumexp, where)
@@ -157,9 +162,9 @@ class Stages:
             else:
                 self.convolve_after(probabilities, mixed, chunk)
                 if post_mix is not None:
-                    mix_heads_backward(mixed, grad, post_mix, self.mixings, chunk)
+                    mix_heads_backward(mixed, grad, post_mix, self.mixings, chunk, loss_scale)
             use_probabilities(mixed)
-            delta = self.after.add(probabilities, grad, mixed, chunk)
+            delta = self.after.add(probabilities, grad, mixed, chunk, loss_scale)
             grad, free = mixed, grad
             if self.heads is not None and delta is not None:
                 # Over what these add up to, as mix_rows_backward does.
@@ -167,15 +172,15 @@ class Stages:
                 self.heads.differentiate(convolved, grad, logsumexp, corrections[0], delta, where, **own)
             else:
                 mix_rows_backward(
-                    convolved, grad, pre_mix, None, logsumexp, self.mixings, chunk=chunk, write=False, delta=delta,
-                    corrections=corrections, round_logits=self.round_logits,
+                    convolved, grad, pre_mix, None, logsumexp, self.mixings, chunk=chunk, loss_scale=loss_scale,
+                    write=False, delta=delta, corrections=corrections, round_logits=self.round_logits,
                 )  # fmt: skip
         if self.before is not None:
-            self.before.add(scores, grad, free, chunk)
+            self.before.add(scores, grad, free, chunk, loss_scale)
             grad = free
         return grad
 
-    def gradients(self, loss_scale: Tensor | None) -> Mixers:
+    def gradients(self) -> Mixers:
         """The gradients of the mixers, in their dtypes."""
         mixings = self.heads or self.mixings
         found = Mixers(
@@ -188,7 +193,7 @@ class Stages:
         def like(grad: Tensor | None, mixer: Tensor | None) -> Tensor | None:
             if grad is None or mixer is None:
                 return None
-            return (grad if loss_scale is None else grad / loss_scale).to(mixer.dtype)
+            return grad.to(mixer.dtype)
 
         return Mixers(*(like(grad, mixer) for grad, mixer in zip(found, self.mixers, strict=True)))
 
@@ -204,25 +209,34 @@ def _mixings(
     return HeadMixings(pre_mix, post_mix, taps, conv, q.dtype, sequences, shapes, round_logits=round_logits)
 
 
-def gradient_scale(grad_out: Tensor, v: Tensor, mixers: Mixers) -> Tensor | None:
-    """A power of two `[1]` that keeps the gradients of scores within float16; None for other dtypes.
+def gradient_scale(grad_out: Tensor, v: Tensor, mixers: Mixers, documents: Tensor | None) -> Tensor | None:
+    """Powers of two that keep the gradients of scores within float16, float32; None for other dtypes.
 
-    One for all heads, which the mixings bring together. Rows that are not finite have no say: their gradients are not.
+    One a sequence, `[B]`, or with documents the same at all positions of each, `[N]`: what others hold has no say. One
+    for all heads, which the mixings bring together. Nor have rows that are not finite: their gradients are not.
     """
     if grad_out.dtype != torch.float16:
         return None
 
-    def largest(x: Tensor) -> Tensor:
-        return x.where(x.isfinite(), 0.0).amax()
+    def lengths(x: Tensor) -> Tensor:
+        """The largest of any head at each position, `[B, N]`."""
+        found = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)
+        return found.where(found.isfinite(), 0.0).amax(1)
 
-    length, value = (largest(torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)) for x in (grad_out, v))
+    def largest(x: Tensor) -> Tensor:
+        if documents is None:
+            return x.amax(1)
+        document = documents[0].long()
+        return x.new_zeros(x.shape[1]).scatter_reduce(0, document, x[0], "amax")[document]
+
+    length, value = largest(lengths(grad_out)), largest(lengths(v))
     # A softmax's gradient is at most twice its probabilities': by how much each step may enlarge what it is given.
     growth = torch.full_like(length, 2.0)
     for taps in (mixers.pre_conv, mixers.post_conv):
         if taps is not None:
-            growth *= largest(taps.float().abs().sum((1, 2))).clamp_min(1.0)
+            growth *= taps.float().abs().sum((1, 2)).amax().clamp_min(1.0)
     for mix, dim in ((mixers.pre_mix, -2), (mixers.post_mix, -1)):  # back from the heads that come out
         if mix is not None:
-            growth *= largest(mix.float().abs().sum(dim)).clamp_min(1.0)
+            growth *= mix.float().abs().sum(dim).amax().clamp_min(1.0)
     scale = LARGEST_GRADIENT / (length.clamp_min(1e-10) * (value * growth).clamp_min(1.0))
-    return torch.exp2(torch.floor(torch.log2(scale)))[None]
+    return torch.exp2(torch.floor(torch.log2(scale)))

@@ -44,14 +44,19 @@ class ConvolutionGradient:
         matrices = triton_convolution.bands_of(taps, convolution, q.dtype)
         self.taps = TapsGradient(convolution, matrices, sequences, q.shape[1])
 
-    def add(self, x: Tensor, grad: Tensor, out: Tensor, chunk: Chunk) -> Tensor | None:
+    def add(
+        self, x: Tensor, grad: Tensor, out: Tensor, chunk: Chunk, loss_scale: Tensor | None
+    ) -> Tensor | None:  # fmt: skip
         """`out` becomes the gradient of `x`; `grad` is that of the convolved x: `[B, H, rows, pitch]` of a chunk.
+
+        Both are times `loss_scale`, which the gradient of the taps is not.
 
         With `delta`, CUDA's kernels give `sum_j x * out` of each row, `[B, H, rows]`, too.
         """
         if self.cuda is not None:
-            return self.cuda.add(x, grad, out, rows_of_chunk(chunk), above=chunk.above, owned=chunk.owned)
-        self.taps.add(x, grad, chunk)
+            where = rows_of_chunk(chunk, loss_scale)
+            return self.cuda.add(x, grad, out, where, above=chunk.above, owned=chunk.owned)
+        self.taps.add(x, grad, chunk, loss_scale)
         triton_convolution.convolve(grad, out, self.transposed, chunk)
         return None
 
@@ -64,8 +69,9 @@ def _by_cuda(q: Tensor, convolution: Convolution) -> bool:
     return stages.convolves(convolution, stages.cuda_gpu(q.device), q.dtype)
 
 
-def rows_of_chunk(chunk: Chunk) -> bands.Rows:
+def rows_of_chunk(chunk: Chunk, loss_scale: Tensor | None = None) -> bands.Rows:
     """Where the rows of a chunk lie, as CUDA's kernels take it."""
     return bands.Rows(
-        chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.causal, chunk.documents
-    )
+        chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.causal, chunk.documents,
+        loss_scale,
+    )  # fmt: skip

@@ -19,7 +19,7 @@ from mta_kernels.multi_token_attention.triton.rows import (
     row_tile,
     store_keys,
 )
-from mta_kernels.multi_token_attention.triton.rows_backward import BACKWARD, MixingGradients, add_partial
+from mta_kernels.multi_token_attention.triton.rows_backward import BACKWARD, MixingGradients, add_partial, row_unit
 
 # Keys of a tile times heads, programs a multiprocessor, warps, stages of the pipeline.
 HEADS_FORWARD = {"tile": 4096, "programs": 8, "num_warps": 4, "stages": 3}
@@ -27,10 +27,10 @@ HEADS_FORWARD = {"tile": 4096, "programs": 8, "num_warps": 4, "stages": 3}
 
 @triton.jit(do_not_specialize=["rows", "first_position", "above", "owned", "total_rows"])
 def _mix_heads_kernel(
-    x_ptr, grad_ptr, mix_ptr, partial_ptr, stride_in, stride_out,
+    x_ptr, grad_ptr, mix_ptr, partial_ptr, loss_scale_ptr, stride_in, stride_out,
     heads, rows, pitch, first_position, above, owned, total_rows,
-    GRADIENT: tl.constexpr, CAUSAL: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr, LANES: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    GRADIENT: tl.constexpr, SCALED: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr, HEADS: tl.constexpr,
+    C: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Mixes the heads of `x [B, H, rows, pitch]` in place, at all keys that are stored.
 
@@ -49,6 +49,9 @@ def _mix_heads_kernel(
         place = ((batch * heads + head[:, None]) * rows + row) * pitch  # [HEADS, 1]
         end = stored_end(row, first_position, pitch, CAUSAL, True)
         counted = (row >= above) & (row < above + owned)
+        before = total
+        if SCALED:
+            total = tl.zeros([HEADS, HEADS], tl.float32)
         for first in tl.range(0, end, C, num_stages=STAGES):
             key = first + tl.arange(0, C)
             x = load_keys(x_ptr + place, key, 0, end, heads, HEADS)  # [HEADS, C]
@@ -59,29 +62,36 @@ def _mix_heads_kernel(
                 total = tl.dot(own, tl.trans(x), total, input_precision=PRECISION)
                 store_keys(grad_ptr + place, key, mixed(grad, back, True, PRECISION), 0, end, heads, HEADS)
             store_keys(x_ptr + place, key, mixed(x, mix, True, PRECISION), 0, end, heads, HEADS)
+        if SCALED:
+            unit = row_unit(loss_scale_ptr, batch, first_position + row, counted, SCALED, DOCUMENTS)
+            total = before + total * unit
     if GRADIENT:
         add_partial(partial_ptr, total, HEADS)
 
 
 def mix_heads(x: Tensor, post_mix: Tensor, chunk: Chunk) -> None:
     """`x [B, H, rows, pitch]` of a chunk with its heads mixed by `post_mix [H, H]` (in, out), in place."""
-    _launch(x, x, post_mix, x, chunk, HEADS_FORWARD, HEADS_FORWARD["programs"] * sm_count(x.device), gradient=False)
+    programs = HEADS_FORWARD["programs"] * sm_count(x.device)
+    _launch(x, x, post_mix, x, None, chunk, HEADS_FORWARD, programs, gradient=False)
 
 
-def mix_heads_backward(x: Tensor, grad: Tensor, post_mix: Tensor, gradients: MixingGradients, chunk: Chunk) -> None:
-    """`mix_heads`, and grad, that of the mixed x, becomes that of x; `gradients` are added to."""
-    _launch(x, grad, post_mix, gradients.partial[1], chunk, BACKWARD, gradients.programs, gradient=True)
+def mix_heads_backward(
+    x: Tensor, grad: Tensor, post_mix: Tensor, gradients: MixingGradients, chunk: Chunk, loss_scale: Tensor | None
+) -> None:
+    """`mix_heads`, and grad, that of the mixed x times `loss_scale`, becomes that of x; `gradients` are added to."""
+    _launch(x, grad, post_mix, gradients.partial[1], loss_scale, chunk, BACKWARD, gradients.programs, gradient=True)
 
 
 def _launch(
-    x: Tensor, grad: Tensor, post_mix: Tensor, partial: Tensor, chunk: Chunk, config: dict[str, int], programs: int, *,
-    gradient: bool,
+    x: Tensor, grad: Tensor, post_mix: Tensor, partial: Tensor, loss_scale: Tensor | None, chunk: Chunk,
+    config: dict[str, int], programs: int, *, gradient: bool,
 ) -> None:  # fmt: skip
     batch, heads, rows, pitch = x.shape
     launch(
-        _mix_heads_kernel, min(batch * rows, programs), row_signature(chunk, post_mix),
-        x, grad, post_mix, partial, *matrix_strides(post_mix),
+        _mix_heads_kernel, min(batch * rows, programs), row_signature(chunk, post_mix, loss_scale),
+        x, grad, post_mix, partial, partial if loss_scale is None else loss_scale, *matrix_strides(post_mix),
         heads, rows, pitch, chunk.first_position, chunk.above, chunk.owned, batch * rows,
-        GRADIENT=gradient, CAUSAL=chunk.causal, **row_tile(heads, x.element_size(), config), STAGES=config["stages"],
+        GRADIENT=gradient, SCALED=loss_scale is not None, CAUSAL=chunk.causal,
+        DOCUMENTS=chunk.documents is not None, **row_tile(heads, x.element_size(), config), STAGES=config["stages"],
         PRECISION=dot_precision(x.dtype), num_warps=config["num_warps"],
     )  # fmt: skip

@@ -48,10 +48,10 @@ NOT_SPECIALIZED = ["rows", "first_position", "first_row", "query_rows", "key_row
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _score_product_kernel(
-    left_desc, right_desc, out_desc, loss_scale_ptr, documents_ptr,
+    left_desc, right_desc, out_desc, documents_ptr,
     stride_lb, stride_lh, stride_ln, stride_rb, stride_rh, stride_rn, stride_oh, stride_on,
     heads, group, head_dim, rows, pitch, first_position, first_row, query_rows, key_rows, factor,
-    HOST_DESCRIPTORS: tl.constexpr, SCALED: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
+    HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
     CONVOLVED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     KEY_TILES: tl.constexpr, STAGES: tl.constexpr, ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -92,8 +92,6 @@ def _score_product_kernel(
         stored_end(last, first_position, pitch, CAUSAL, CONVOLVED), (key_group + 1) * (BLOCK_N * KEY_TILES)
     )
     if start < end:
-        if SCALED:
-            factor *= tl.load(loss_scale_ptr)
         left = left_desc.load([batch, head, first_row + first, 0]).reshape(BLOCK_M, BLOCK_D)
         row = first + tl.arange(0, BLOCK_M)
         for key in tl.range(start, end, BLOCK_N, num_stages=STAGES):
@@ -108,6 +106,14 @@ def _score_product_kernel(
                     seen = (keys[None, :] >= seen_from[:, None]) & (keys[None, :] < seen_to[:, None])
                     x = tl.where(seen, x, 0.0)
             out_desc.store([batch_head, first, key], x.to(out_desc.dtype).reshape(1, BLOCK_M, BLOCK_N))
+
+
+@triton.jit
+def unscaled(total, loss_scale_ptr, batch, position, inside, DOCUMENTS: tl.constexpr):
+    """Rows of gradients at a `position` each over the loss scale of their document, or of the sequence."""
+    if DOCUMENTS:
+        return total * (1.0 / tl.load(loss_scale_ptr + position, mask=inside, other=1.0))[:, None]
+    return total * (1.0 / tl.load(loss_scale_ptr + batch))
 
 
 @triton.jit(do_not_specialize=[*NOT_SPECIALIZED, "left_rows"])
@@ -149,10 +155,10 @@ def _row_product_kernel(
         left = left_desc.load([batch_head, first, key]).reshape(BLOCK_M, BLOCK_K)
         right = right_desc.load([batch, head // group, key, 0]).reshape(BLOCK_K, BLOCK_D)
         total = tl.dot(left, right, total, input_precision=PRECISION)
-    if SCALED:
-        factor /= tl.load(loss_scale_ptr)
     row = first + tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
+    if SCALED:
+        total = unscaled(total, loss_scale_ptr, batch, first_position + row, row < rows, DOCUMENTS)
     out_ptr += batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
     out_ptr += (first_row + row).to(tl.int64)[:, None] * stride_on + dim[None, :]
     inside = (row < rows)[:, None] & (dim < head_dim)[None, :]
@@ -213,7 +219,8 @@ def _transposed_product_kernel(
         right = right_desc.load([batch, head, first_row + row, 0]).reshape(BLOCK_K, BLOCK_D)
         total = tl.dot(left.T, right, total, input_precision=PRECISION)
     if SCALED:
-        factor /= tl.load(loss_scale_ptr)
+        position = first + tl.arange(0, BLOCK_N)
+        total = unscaled(total, loss_scale_ptr, batch, position, position < keys, DOCUMENTS)
     if LAST or (steps > 0) | (first + BLOCK_N > summed_keys):
         key = tl.arange(0, BLOCK_N)
         dim = tl.arange(0, BLOCK_D)
@@ -264,14 +271,12 @@ def rows_of(x: Tensor) -> Tensor:
     return copy.copy_(x)
 
 
-def score_product(
-    left: Tensor, right: Tensor, out: Tensor, chunk: Chunk, factor: float, loss_scale: Tensor | None = None
-) -> None:
-    """`out[r, j] = factor * loss_scale * left[r] . right[j]` of a chunk: out is `[B, H, rows, pitch]`.
+def score_product(left: Tensor, right: Tensor, out: Tensor, chunk: Chunk, factor: float) -> None:
+    """`out[r, j] = factor * left[r] . right[j]` of a chunk: out is `[B, H, rows, pitch]`.
 
-    left `[B, H, M, D]` and right `[B, Hkv, N, D]` are of `rows_of`, loss_scale `[1]` float32.
+    left `[B, H, M, D]` and right `[B, Hkv, N, D]` are of `rows_of`.
     """
-    key, done = launched_again("score", chunk, factor, loss_scale, left, right, out)
+    key, done = launched_again("score", chunk, factor, None, left, right, out)
     if done:
         return
     batch, heads, _, head_dim = left.shape
@@ -286,10 +291,10 @@ def score_product(
         operand(left, [1, 1, block_m, block_d], host_descriptors),
         operand(right, [1, 1, block_n, block_d], host_descriptors),
         operand(scores, [1, block_m, block_n], host_descriptors),
-        *pointers(chunk, loss_scale, left), *left.stride()[:3], *right.stride()[:3], *scores.stride()[:2],
-        heads, heads // right.shape[1], head_dim, chunk.rows, chunk.pitch, *numbers(chunk, 0), factor,
-        **constants(host_descriptors, chunk, loss_scale), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
-        KEY_TILES=key_tiles, **options,
+        left if chunk.documents is None else chunk.documents, *left.stride()[:3], *right.stride()[:3],
+        *scores.stride()[:2], heads, heads // right.shape[1], head_dim, chunk.rows, chunk.pitch, *numbers(chunk, 0),
+        factor, HOST_DESCRIPTORS=host_descriptors, **constants(chunk), BLOCK_M=block_m, BLOCK_N=block_n,
+        BLOCK_D=block_d, KEY_TILES=key_tiles, **options,
     )  # fmt: skip
 
 
@@ -298,7 +303,8 @@ def row_product(
 ) -> None:
     """`out[r] = factor / loss_scale * sum_j scores[r, j] * right[j]` for the owned rows of a chunk.
 
-    scores `[B, H, rows, pitch]`, right `[B, Hkv, N, D]` of `rows_of`, out `[B, H, M, D]` contiguous, of all queries.
+    scores `[B, H, rows, pitch]`, right `[B, Hkv, N, D]` of `rows_of`, out `[B, H, M, D]` contiguous, of all queries,
+    loss_scale of `gradient_scale`.
     """
     key, done = launched_again("row", chunk, factor, loss_scale, scores, right, out)
     if done:
@@ -310,13 +316,13 @@ def row_product(
     host_descriptors = compiled_capability(left.device)[0] >= 9
     launch_as(
         key, _row_product_kernel, cdiv(chunk.owned, block_m) * batch * heads,
-        (chunk.signature, call_signature(scores, right, out)),
+        (chunk.signature, call_signature(scores, right, out, loss_scale)),
         operand(left, [1, block_m, block_k], host_descriptors),
         operand(right, [1, 1, block_k, block_d], host_descriptors), out, *pointers(chunk, loss_scale, left),
         *left.stride()[:2], *right.stride()[:3], *out.stride()[:3],
         heads, heads // right.shape[1], head_dim, chunk.rows, chunk.owned, chunk.pitch, *numbers(chunk, chunk.above),
-        factor, **constants(host_descriptors, chunk, loss_scale), BLOCK_M=block_m, BLOCK_D=block_d, BLOCK_K=block_k,
-        **options,
+        factor, HOST_DESCRIPTORS=host_descriptors, SCALED=loss_scale is not None, **constants(chunk), BLOCK_M=block_m,
+        BLOCK_D=block_d, BLOCK_K=block_k, **options,
     )  # fmt: skip
 
 
@@ -340,13 +346,13 @@ def add_transposed_product(
     host_descriptors = compiled_capability(left.device)[0] >= 9
     launch_as(
         key, _transposed_product_kernel, cdiv(chunk.keys, block_n) * batch * kv_heads,
-        (chunk.signature, call_signature(scores, right, sums, out)),
+        (chunk.signature, call_signature(scores, right, sums, out, loss_scale)),
         operand(left, [1, block_k, block_n], host_descriptors),
         operand(right, [1, 1, block_k, block_d], host_descriptors), sums, out, *pointers(chunk, loss_scale, left),
         *left.stride()[:2], *right.stride()[:3], heads, heads // kv_heads, head_dim, chunk.rows, chunk.owned,
         chunk.pitch, *numbers(chunk, chunk.above), chunk.keys, summed_keys, factor,
-        **constants(host_descriptors, chunk, loss_scale), LAST=out is not sums, BLOCK_N=block_n, BLOCK_D=block_d,
-        BLOCK_K=block_k, **options,
+        HOST_DESCRIPTORS=host_descriptors, SCALED=loss_scale is not None, **constants(chunk), LAST=out is not sums,
+        BLOCK_N=block_n, BLOCK_D=block_d, BLOCK_K=block_k, **options,
     )  # fmt: skip
 
 
@@ -403,9 +409,6 @@ def numbers(chunk: Chunk, above: int) -> tuple[int, int, int, int]:
     return chunk.first_position + above, chunk.first_row + above, chunk.query_rows, chunk.key_rows
 
 
-def constants(host_descriptors: bool, chunk: Chunk, loss_scale: Tensor | None) -> dict[str, bool]:
-    """The first constants of each kernel."""
-    return {
-        "HOST_DESCRIPTORS": host_descriptors, "SCALED": loss_scale is not None, "CAUSAL": chunk.causal,
-        "DOCUMENTS": chunk.documents is not None, "CONVOLVED": chunk.convolved,
-    }  # fmt: skip
+def constants(chunk: Chunk) -> dict[str, bool]:
+    """Those of a chunk, which each kernel takes."""
+    return {"CAUSAL": chunk.causal, "DOCUMENTS": chunk.documents is not None, "CONVOLVED": chunk.convolved}

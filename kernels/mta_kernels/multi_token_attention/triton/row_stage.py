@@ -25,14 +25,16 @@ def mix_rows(
 
 def mix_rows_backward(
     scores: Tensor, grad: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor,
-    gradients: MixingGradients, chunk: Chunk,
+    gradients: MixingGradients, chunk: Chunk, loss_scale: Tensor | None,
 ) -> None:  # fmt: skip
     """`rows_backward.mix_rows_backward`, by whichever kernels."""
     if _by_cuda(scores, chunk, backward=True):
         sums = _of_chunk(logsumexp, chunk)
-        gradients.add(*cuda_rows.mix_rows_backward(scores, grad, pre_mix, post_mix, sums, **_options(chunk)))
+        given = scores, grad, pre_mix, post_mix, sums
+        gradients.add(*cuda_rows.mix_rows_backward(*given, loss_scale=loss_scale, **_options(chunk)))
     else:
-        rows_backward.mix_rows_backward(scores, grad, pre_mix, post_mix, logsumexp, gradients, chunk=chunk)
+        given = scores, grad, pre_mix, post_mix, logsumexp
+        rows_backward.mix_rows_backward(*given, gradients, chunk=chunk, loss_scale=loss_scale)
 
 
 def _by_cuda(scores: Tensor, chunk: Chunk, *, backward: bool) -> bool:

@@ -53,6 +53,14 @@ def _probabilities(
 
 
 @triton.jit
+def row_unit(loss_scale_ptr, batch, position, counted, SCALED: tl.constexpr, DOCUMENTS: tl.constexpr):
+    """What a stored gradient of one in a row is worth: one over the loss scale of its document or sequence."""
+    if not SCALED:
+        return 1.0
+    return 1.0 / tl.load(loss_scale_ptr + (position if DOCUMENTS else batch), mask=counted, other=1.0)
+
+
+@triton.jit
 def add_partial(partial_ptr, total, HEADS: tl.constexpr):
     """Adds `total [HEADS, HEADS]` to what this program has summed before."""
     head = tl.arange(0, HEADS)
@@ -62,11 +70,12 @@ def add_partial(partial_ptr, total, HEADS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "first_position", "first_row", "query_rows", "key_rows", "above", "total_rows"])
 def _mix_rows_backward_kernel(
-    scores_ptr, grad_ptr, pre_ptr, post_ptr, logsumexp_ptr, corrections_ptr, delta_ptr, documents_ptr, dpre_ptr,
-    dpost_ptr,
+    scores_ptr, grad_ptr, pre_ptr, post_ptr, logsumexp_ptr, corrections_ptr, delta_ptr, loss_scale_ptr, documents_ptr,
+    dpre_ptr, dpost_ptr,
     stride_pre_out, stride_pre_in, stride_post_in, stride_post_out, stride_lb, stride_lh, stride_ln,
     heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, owned, total_rows,
     PRE: tl.constexpr, POST: tl.constexpr, ROUND: tl.constexpr, WRITE: tl.constexpr, KNOWN: tl.constexpr,
+    SCALED: tl.constexpr,
     CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr, CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr,
     LANES: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -111,9 +120,10 @@ def _mix_rows_backward_kernel(
             factor = tl.full([HEADS], 1.0, tl.float32)
         else:
             residual = tl.zeros([HEADS], tl.float32)
-            large = tl.max(tl.abs(logsumexp), 0) > LARGE
+            large = tl.abs(logsumexp) > LARGE  # of each head by itself: others may not meet it
+            some = tl.max(large.to(tl.int32), 0) > 0
             maximum, total = row_statistics(
-                scores_row, pre, start, tl.where(large, end, 0), heads, PRE, ROUND, HEADS, C, LANES, STAGES, PRECISION
+                scores_row, pre, start, tl.where(some, end, 0), heads, PRE, ROUND, HEADS, C, LANES, STAGES, PRECISION
             )
             logsumexp = tl.where(large, maximum + tl.log2(tl.where(large, total, 1.0)) * LN_2, logsumexp)
             sums = tl.zeros([LANES, HEADS], tl.float32)
@@ -130,6 +140,10 @@ def _mix_rows_backward_kernel(
             factor = 1.0 / tl.where(total == 0.0, 1.0, total)
             delta = tl.sum(sums, 0) * factor
         counted = (row >= above) & (row < above + owned)
+        dpre_before, dpost_before = dpre, dpost
+        if SCALED:  # by another number than the row before, maybe
+            dpre = tl.zeros([HEADS, HEADS], tl.float32)
+            dpost = tl.zeros([HEADS, HEADS], tl.float32)
         if first_stored < first_tile:
             store_zeros(grad_row, first_stored, first_tile, heads, HEADS, C)
             if WRITE:
@@ -155,6 +169,10 @@ def _mix_rows_backward_kernel(
             if PRE:
                 dl = tl.dot(dl_rounded, pre_back, input_precision=PRECISION)
             store_keys(grad_row, key, dl, first_stored, end_stored, heads, HEADS)
+        if SCALED:
+            unit = row_unit(loss_scale_ptr, batch, first_position + row, counted, SCALED, DOCUMENTS)
+            dpre = dpre_before + dpre * unit
+            dpost = dpost_before + dpost * unit
         tail = (tl.maximum(end, first_tile) + (C - 1)) // C * C
         store_zeros(grad_row, tail, end_stored, heads, HEADS, C)
         if WRITE:
@@ -201,27 +219,29 @@ class MixingGradients:
 
 def mix_rows_backward(
     scores: Tensor, grad: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor,
-    gradients: MixingGradients, *, chunk: Chunk, write: bool = True,
+    gradients: MixingGradients, *, chunk: Chunk, loss_scale: Tensor | None = None, write: bool = True,
     delta: Tensor | None = None, corrections: Tensor | None = None, round_logits: bool = False,
 ) -> None:  # fmt: skip
     """grad, of mixed probabilities, becomes that of scores, and if `write` scores become mixed probabilities.
 
     scores and grad `[B, H, rows, pitch]`, logsumexp `[B, H, M]` of all queries. The owned rows of the chunk are added
-    to the `gradients` of the mixings. `delta [B, H, rows]` float32 is summed here unless it is known, of the
+    to the `gradients` of the mixings, over the `loss_scale` of `backward.gradient_scale`.
+    `delta [B, H, rows]` float32 is summed here unless it is known, of the
     probabilities that `mix_rows` has stored, with its `corrections`; `round_logits` is the same as there.
     """
     batch, heads, rows, pitch = scores.shape
     launch(
         _mix_rows_backward_kernel, min(batch * rows, gradients.programs),
-        row_signature(chunk, pre_mix, post_mix, logsumexp),
+        row_signature(chunk, pre_mix, post_mix, logsumexp, loss_scale),
         scores, grad, *or_scores(scores, pre_mix, post_mix), logsumexp,
-        *(logsumexp if x is None else x for x in (corrections, delta)),
+        *(logsumexp if x is None else x for x in (corrections, delta, loss_scale)),
         scores if chunk.documents is None else chunk.documents, *gradients.partial.unbind(),
         *matrix_strides(pre_mix), *matrix_strides(post_mix), *logsumexp.stride(),
         heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.above,
         chunk.owned, batch * rows,
         PRE=pre_mix is not None, POST=post_mix is not None, ROUND=round_logits and pre_mix is not None, WRITE=write,
-        KNOWN=delta is not None, CAUSAL=chunk.causal, DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved,
+        KNOWN=delta is not None, SCALED=loss_scale is not None, CAUSAL=chunk.causal,
+        DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved,
         **row_tile(heads, scores.element_size(), BACKWARD), STAGES=BACKWARD["stages"],
         PRECISION=dot_precision(scores.dtype), num_warps=BACKWARD["num_warps"],
     )  # fmt: skip

@@ -34,13 +34,21 @@ from mta_kernels.operation import Convolution
 TAPS_GRADIENT: dict[str, Any] = {"GROUPS": 16, "rows": 16, "STAGES": 2, "num_warps": 1, "maxnreg": 168, "programs": 12}
 
 
+@triton.jit
+def _add_tap(partial_ptr, tap, total, unit, TAPS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr):
+    """Adds `total * unit` to what this program has summed of a tap."""
+    place = partial_ptr + (tl.program_id(0).to(tl.int64) * TAPS + tap) * (INPUTS * OUTPUTS)
+    place += tl.arange(0, INPUTS)[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
+    tl.store(place, tl.load(place) + total * unit)
+
+
 @triton.jit(do_not_specialize=["rows", "run", "first_position", "first_row", "query_rows", "key_rows", "offset",
                                "above", "owned", "shares"])  # fmt: skip
 def _taps_gradient_kernel(
-    x_ptr, grad_ptr, partial_ptr, documents_ptr,
+    x_ptr, grad_ptr, partial_ptr, loss_scale_ptr, documents_ptr,
     heads, rows, run, pitch, first_position, first_row, query_rows, key_rows, offset, above, owned, shares,
-    CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr, BEFORE: tl.constexpr, OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr, GROUPS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    SCALED: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr, BEFORE: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GROUPS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Adds a share of the owned rows of one head to `partial [B*H, shares, TAPS, INPUTS, OUTPUTS]`.
 
@@ -89,12 +97,21 @@ def _taps_gradient_kernel(
                         added = added + (tl.dot(x, window[tap], totals[tap], input_precision=PRECISION),)
                     totals = added
                     window = window[: TAPS - 1]
+            if SCALED and DOCUMENTS:  # rows that are no queries have added nothing
+                inside = (first_row + begin >= 0) & (first_row + begin < query_rows)
+                scale = tl.load(loss_scale_ptr + first_position + begin, mask=inside, other=1.0)
+                emptied = ()
+                for tap in tl.static_range(TAPS):
+                    _add_tap(partial_ptr, tap, totals[tap], 1.0 / scale, TAPS, INPUTS, OUTPUTS)
+                    emptied = emptied + (tl.zeros([INPUTS, OUTPUTS], tl.float32),)
+                totals = emptied
             begin = stop
-    k = tl.arange(0, INPUTS)[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
-    partial_ptr += tl.program_id(0).to(tl.int64) * (TAPS * INPUTS * OUTPUTS)
-    for tap in tl.static_range(TAPS):
-        place = partial_ptr + tap * (INPUTS * OUTPUTS) + k
-        tl.store(place, tl.load(place) + totals[tap])
+    if not (SCALED and DOCUMENTS):
+        unit = 1.0
+        if SCALED:
+            unit = 1.0 / tl.load(loss_scale_ptr + batch_head // heads)
+        for tap in tl.static_range(TAPS):
+            _add_tap(partial_ptr, tap, totals[tap], unit, TAPS, INPUTS, OUTPUTS)
 
 
 @functools.cache
@@ -117,19 +134,22 @@ class TapsGradient:
         shape = batch, heads, self.shares, bands.query_taps, INPUTS.value, OUTPUTS.value
         self.partial = torch.zeros(shape, dtype=torch.float32, device=device)
 
-    def add(self, x: Tensor, grad: Tensor, chunk: Chunk) -> None:
-        """Count the owned rows of a chunk: x went into the convolution, grad is of what came out."""
+    def add(self, x: Tensor, grad: Tensor, chunk: Chunk, loss_scale: Tensor | None) -> None:
+        """Count the owned rows of a chunk: x went into the convolution, grad is of what came out times `loss_scale`."""
         batch, heads, rows, pitch = x.shape
         bands = self.bands
         sizes = TAPS_GRADIENT if x.element_size() == 2 else {**TAPS_GRADIENT, **SMALL}
         key_tiles = cdiv(pitch, sizes["GROUPS"] * OUTPUTS.value)
         run = tile_rows(chunk.owned, key_tiles, self.shares, bands.query_taps, sizes["rows"])
         launch(
-            _taps_gradient_kernel, batch * heads * self.shares, (chunk.signature, call_signature(self.partial)),
-            x, grad, self.partial, x if chunk.documents is None else chunk.documents,
+            _taps_gradient_kernel, batch * heads * self.shares,
+            (chunk.signature, call_signature(self.partial, loss_scale)),
+            x, grad, self.partial, self.partial if loss_scale is None else loss_scale,
+            x if chunk.documents is None else chunk.documents,
             heads, rows, run, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows,
             bands.offset, chunk.above, chunk.owned, self.shares,
-            CAUSAL=chunk.causal, DOCUMENTS=chunk.documents is not None, TAPS=bands.query_taps, BEFORE=bands.before,
+            SCALED=loss_scale is not None, CAUSAL=chunk.causal, DOCUMENTS=chunk.documents is not None,
+            TAPS=bands.query_taps, BEFORE=bands.before,
             OUTPUTS=OUTPUTS.value, INPUTS=INPUTS.value, GROUPS=sizes["GROUPS"], STAGES=sizes["STAGES"],
             PRECISION=dot_precision(x.dtype), num_warps=sizes["num_warps"],
             maxnreg=sizes["maxnreg"],
