@@ -11,7 +11,7 @@
 #define DEVICE inline
 #define MAXIMUM_THREADS(threads)
 
-struct uint4 {
+struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
 struct alignas(8) float2 {

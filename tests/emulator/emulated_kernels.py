@@ -67,6 +67,14 @@ def machine() -> ctypes.CDLL:
     return ctypes.CDLL(str(built(source.read_text(), ["-O3"], [], read)), mode=ctypes.RTLD_GLOBAL)
 
 
+def aligned(x: ctypes.Structure) -> Any:
+    """The same, at a multiple of 64 bytes, as a GPU has a tensor map."""
+    room = (ctypes.c_char * (ctypes.sizeof(x) + 64))()
+    start = -ctypes.addressof(room) % 64
+    ctypes.memmove(ctypes.addressof(room) + start, ctypes.addressof(x), ctypes.sizeof(x))
+    return ctypes.byref(room, start)
+
+
 class Emulator:
     """Stands in for the compiler and the driver; `seed` decides how threads and copies interleave."""
 
@@ -85,6 +93,7 @@ class Emulator:
             pytest.skip("no g++ to build the emulated kernels with")
         folders = [wanted.path.parent, *self.folders, compiler.FOLDER]
         options = ["-Og", *(f"-D{key}={value}" for key, value in wanted.constants.items())]
+        options += ["-fsanitize=alignment", "-nodefaultlibs"]  # machine.cpp reports what it finds
         headers = [path for folder in folders for path in sorted(folder.glob("*.cuh"))]
         read = [wanted.path, *headers, *sorted(FOLDER.glob("*.[ch]*"))]
         return str(built(self.program(wanted), options, folders, read)).encode()
@@ -99,7 +108,7 @@ class Emulator:
         self, kernel: Any, blocks: tuple[int, int], threads: int, shared_memory: int, device: Any, *args: Any,
         follows: bool = False,
     ) -> None:  # fmt: skip
-        problem = kernel(*blocks, threads, shared_memory, self.seed, *[ctypes.byref(x) for x in args])
+        problem = kernel(*blocks, threads, shared_memory, self.seed, *map(aligned, args))
         assert not problem, problem.decode()
 
     def laid_out(self, *launch: Any, **options: Any) -> Callable[[], None]:

@@ -254,6 +254,7 @@ int warp_of_all() { return block->place * (block_size.x / 32) + thread / 32; }
 char* shared_memory() { return block->shared.data(); }
 char* shared_at(uint32_t address, int bytes) {
     static char elsewhere[16];
+    if (address % std::min(bytes, 16)) failure = "shared address " + std::to_string(address) + " is not aligned to " + std::to_string(bytes);
     if (address < SHARED_START || address + bytes > SHARED_START + block->shared.size()) {
         failure = "shared address " + std::to_string(address) + " is outside the block's memory";
         return elsewhere;
@@ -358,6 +359,7 @@ void copy_tile(uint32_t destination, const void* of, uint32_t barrier, int x, in
     progress++;
 }
 void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t barrier) {
+    if (destination % 16 || (uintptr_t)source % 16 || bytes % 16) fail("a copy is not aligned");
     block->copies.push_back(Task::of([=] {
         std::memcpy(shared_at(destination, bytes), source, bytes);
         copied(barrier, bytes);
@@ -574,3 +576,14 @@ void issue(const Product& product) {
 }
 
 }  // namespace emulator
+
+// What -fsanitize=alignment calls. The access is not made, for it may end the process.
+struct SourceLine {
+    const char* file;
+    uint32_t line;
+};
+extern "C" void __ubsan_handle_type_mismatch_v1(const SourceLine* of, const void*) {
+    const std::string path = of->file;
+    emulator::failure = "misaligned address in " + path.substr(path.rfind('/') + 1) + ", line " + std::to_string(of->line);
+    while (true) emulator::give_way();
+}

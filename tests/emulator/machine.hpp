@@ -4,7 +4,8 @@
 // asynchronously happens at a random moment that the kernel's waits allow: copies between issue and the end of their
 // barrier's phase, products between commit and wait. A missing wait or barrier thus shows as a wrong result for some
 // seed, and a missing arrival as a deadlock, which is reported. Blocks begin in order, each as one before it ends; as many
-// run at once as `launch` is told. Proxy fences and the timing of a real GPU are not modelled.
+// run at once as `launch` is told. A misaligned access is reported. Proxy fences and the timing of a real GPU are not
+// modelled.
 #pragma once
 #include <numbers.cuh>
 

@@ -4,10 +4,7 @@
 #include <rows_instructions.cuh>
 #include <wgmma.cuh>
 
-inline void store_memory(void* at, uint4 x) {
-    if ((uintptr_t)at % 16) emulator::fail("a store of 16 bytes is not aligned");
-    memcpy(at, &x, 16);
-}
+inline void store_memory(void* at, uint4 x) { *(uint4*)at = x; }
 
 inline void send(int rank, uint32_t address, uint4 x, uint32_t barrier) {
     if (address % 16) emulator::fail("a store to another block is not aligned");

@@ -10,10 +10,7 @@ inline float reciprocal_fast(float x) { return 1 / x; }
 inline int thread_index() { return threadIdx.x; }
 inline int lane_index() { return threadIdx.x % 32; }
 inline int block_index() { return blockIdx.x; }
-inline void store_global(void* destination, uint4 values) {
-    if ((uintptr_t)destination % 16) emulator::fail("a store is not aligned");
-    memcpy(destination, &values, 16);
-}
+inline void store_global(void* destination, uint4 values) { *(uint4*)destination = values; }
 
 namespace whole_warp {
 

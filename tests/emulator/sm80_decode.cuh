@@ -3,13 +3,13 @@
 #include <counters.cuh>
 #include <mma.cuh>
 
-struct float2 {
+struct alignas(8) float2 {
     float x, y;
 };
-struct uint2 {
+struct alignas(8) uint2 {
     uint32_t x, y;
 };
-struct float4 {
+struct alignas(16) float4 {
     float x, y, z, w;
 };
 
@@ -37,16 +37,13 @@ inline float load_shared_float(uint32_t address) { return __uint_as_float(load_s
 inline void store_shared(uint32_t address, float value) { store_shared(address, __float_as_uint(value)); }
 inline void store_shared(uint32_t address, uint16_t value) { memcpy(emulator::shared_at(address, 2), &value, 2); }
 inline void store_shared(uint32_t address, uint32_t first, uint32_t second) {
-    if (address % 8) emulator::fail("a store is not aligned");
     const uint32_t both[2] = {first, second};
     memcpy(emulator::shared_at(address, 8), both, 8);
 }
 template <int Count> void load_floats(float (&x)[Count], uint32_t address) {
-    if (address % (4 * Count)) emulator::fail("a load is not aligned");
     memcpy(x, emulator::shared_at(address, 4 * Count), 4 * Count);
 }
 template <int Count> void store_floats(uint32_t address, const float (&x)[Count]) {
-    if (address % (4 * Count)) emulator::fail("a store is not aligned");
     memcpy(emulator::shared_at(address, 4 * Count), x, 4 * Count);
 }
 inline void copy_stream(uint32_t destination, const void* source, bool inside) {

@@ -2,10 +2,7 @@
 #pragma once
 #include <mma.cuh>
 
-inline void store_memory(void* at, uint4 x) {
-    if ((uintptr_t)at % 16) emulator::fail("a store of 16 bytes is not aligned");
-    memcpy(at, &x, 16);
-}
+inline void store_memory(void* at, uint4 x) { *(uint4*)at = x; }
 inline void store_memory(void* at, uint32_t x, uint32_t y) {
     if ((uintptr_t)at % 8) emulator::fail("a store of 8 bytes is not aligned");
     const uint32_t both[2] = {x, y};

@@ -30,7 +30,7 @@ struct Lengths {
 
 struct Segment {  // what a program has of one head
     int sequence, kv_head, length;
-    int start, stop;              // keys
+    int start, stop;              // keys: from a whole unit on; zeros where there are none
     bool whole;                   // all of the head's keys
     unsigned first_unit, units;   // of the head, in the row of all
     int first_program, programs;  // that share the head's keys, so many from the first on: once counted
@@ -137,8 +137,8 @@ struct Work {
         segment.first_unit = first_unit, segment.units = units;
         segment.whole = first == first_unit && end >= first_unit + units;
         const unsigned last = min(end, first_unit + units);
-        segment.start = min((int)((first - first_unit) * UNIT), segment.length);
-        segment.stop = min((int)((last - first_unit) * UNIT), segment.length);
+        segment.start = first < last ? (first - first_unit) * UNIT : 0;
+        segment.stop = first < last ? min((int)((last - first_unit) * UNIT), segment.length) : 0;
     }
     // Go on to the next head; false if there is nothing left.
     DEVICE bool advance() {
