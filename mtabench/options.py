@@ -140,7 +140,7 @@ Splits = Annotated[
     str, Shape(help="Splits of the keys, for kernels that split them: auto, numbers up to 128, or auto,1..128.")
 ]
 PageSize = Annotated[
-    str, Shape("--page-size", help="Caches in pages of so many keys, 16 to 256, or none: contiguous. A list.")
+    str, Shape("--page-size", help="Caches in pages of 16, 32, 64, 128 or 256 keys, or none: contiguous. A list.")
 ]
 Device = Annotated[str, Option(**_one_of(("auto", "cuda", "cpu")), help="auto, cuda or cpu.")]
 PresetName = Annotated[

@@ -3,6 +3,7 @@
 import json
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import chart_cells
@@ -13,7 +14,7 @@ import written_runs
 from command_line import make_runner
 from typer.main import get_command
 
-from mta_kernels.conv_attention import conv_attention_decode_reference
+from mta_kernels.conv_attention import conv_attention_decode, conv_attention_decode_reference
 from mta_kernels.conv_attention.arguments import PAGE_SIZES as KERNELS_PAGE_SIZES
 from mta_kernels.conv_attention.cuda_decode import decode as cuda_decode
 from mta_kernels.conv_attention.reference import gather_pages
@@ -46,6 +47,7 @@ from mtabench.results.where import parse_where, select
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.table import results_table
 
+DOCUMENTATION = Path(__file__).parents[2] / "docs"
 CONTIGUOUS = Case("decode", "eager", Operation.of((3, 2), 16), "fp32", 2, 4, 2, 40, 16, None, "cpu")
 PAGED = replace(CONTIGUOUS, page_size=16)
 
@@ -61,6 +63,10 @@ class TestAxis:
 
     def test_sizes_are_those_that_the_kernels_take(self):
         assert PAGE_SIZES == KERNELS_PAGE_SIZES
+        *others, last = map(str, PAGE_SIZES)
+        pages = [(DOCUMENTATION / name).read_text() for name in ("limits.md", "sweeps.md")]
+        for text in (*pages, conv_attention_decode.__doc__):
+            assert f"{', '.join(others)} or {last} keys" in " ".join(text.split())
 
     @pytest.mark.parametrize("text", ["7", "17", "512", "16..100", "abc", "", "16,", "auto", "-16"])
     def test_what_no_page_can_have_is_one_sentence(self, text):

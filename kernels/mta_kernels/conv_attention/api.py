@@ -139,11 +139,11 @@ def conv_attention_decode(
     last; `k_cache, v_cache [B, Hkv, S, D]`; `lengths [B]`, int32 or int64, counts each sequence's tokens, the new one
     included, and is at most `S`, which the reference checks on a CPU. A sequence of length 0 gives zeros. What lies in
     a cache beyond a length, and in q_window before a sequence's first token, may be anything, NaN included.
-    With `block_table [B, max_pages]` int32 the caches are pages, `[pages, Hkv, page_size, D]` of 16 to 256 keys, and
-    key `y` of sequence `b` is row `y % page_size` of page `block_table[b, y // page_size]`; entries past a sequence's
-    length may be anything. `backend` is "auto" (`explain` says which that is), "reference", "triton" (caches whose last
-    stride is 1) or "cuda" (any NVIDIA GPU from sm_80 on, float16 and bfloat16); `splits`, the programs that share the
-    keys of a head, is for the last two. Derivatives through those two raise RuntimeError, the reference is
+    With `block_table [B, max_pages]` int32 the caches are pages, `[pages, Hkv, page_size, D]` of 16, 32, 64, 128 or 256
+    keys, and key `y` of sequence `b` is row `y % page_size` of page `block_table[b, y // page_size]`; entries past a
+    sequence's length may be anything. `backend` is "auto" (`explain` says which that is), "reference", "triton" (caches
+    whose last stride is 1) or "cuda" (any NVIDIA GPU from sm_80 on, float16 and bfloat16); `splits`, the programs that
+    share the keys of a head, is for the last two. Derivatives through those two raise RuntimeError, the reference is
     differentiable; nothing waits for the device.
     With `group` the ranks of a process group share the caches: each holds the positions that
     `context_parallel.cache_positions` says, contiguous and not in pages; all else, and the result, is the same on every
