@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import torch
 from error_bounds import check_heads
-from kernel_inputs import DEVICE
+from kernel_inputs import DEVICE, relative_error
 from torch import Tensor
 
 from mta_kernels.multi_token_attention import (
@@ -136,3 +137,39 @@ def check_steps(inputs: Inputs, before: list[int], steps: int = 1, **options) ->
         if needs_state(Mixers(**inputs.mixers)):
             assert state.lengths.tolist() == lengths
     return got
+
+
+def check_independence(inputs: Inputs, before: list[int], backend: str = "triton", **options) -> None:
+    """A sequence and a group of heads have the same bits whatever others hold, which is not finite where they are not.
+
+    The mixings are in groups, of which none has heads of both halves.
+    """
+
+    def step(others: Callable[[Tensor], Tensor], factor: float) -> Tensor:
+        changed = inputs.to(inputs.q.dtype)
+        changed.q, changed.k, changed.v = (x.clone() for x in (inputs.q, inputs.k, inputs.v))
+        for x in (changed.q, changed.k, changed.v):
+            others(x).mul_(factor)
+        arguments = changed.step([length + 1 for length in before])
+        return multi_token_attention_decode(**arguments, state=changed.state(before), backend=backend, **options)
+
+    half = inputs.q.shape[1] // 2
+    want = step(lambda x: x, 1)
+    for factor in (1000, float("inf"), float("nan")):
+        assert torch.equal(step(lambda x: x[::2], factor)[1::2], want[1::2]), factor
+        got = step(lambda x: x[:, : x.shape[1] // 2], factor)
+        assert torch.equal(got[:, half:], want[:, half:]), factor
+        assert factor == 1000 or got[:, :half].isnan().all(), factor
+
+
+def check_replaced_sequence(inputs: Inputs, **options) -> None:
+    """A new sequence takes the place of one whose rows of the state become NaN, and the other goes on."""
+    rows, state = inputs.double().rows(), inputs.state([20, 30])
+    lengths = [21, 31]
+    multi_token_attention_decode(**inputs.step(lengths), state=state, backend="triton", **options)
+    state.logits[0], state.logsumexp[0], state.lengths[0] = float("nan"), float("nan"), 0
+    for count in range(1, 4):
+        lengths = [count, 31 + count]
+        got = multi_token_attention_decode(**inputs.step(lengths), state=state, backend="triton", **options)
+        for sequence, length in enumerate(lengths):
+            assert relative_error(got[sequence, :, 0], rows[sequence, :, length - 1]) < 2e-3, lengths

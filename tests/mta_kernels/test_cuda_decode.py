@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decode_steps import assert_decodes, exact, make_decode, paged
+from decode_steps import assert_decodes, check_independence, exact, make_decode, paged
 from emulated_decode import H200, emulated_decode  # noqa: F401
 from kernel_inputs import DEVICE, RANGES, far_apart, make, poison_memory, relative_error, with_gaps, with_range
 from planted_faults import plant
@@ -243,13 +243,13 @@ def test_very_negative_scores(gpu) -> None:
     assert_decodes(run(inputs, splits=2), *inputs, rounding=4)
 
 
-def test_slices_are_independent(gpu) -> None:
-    """A sequence's result does not depend on its neighbours."""
-    q, k, v, weight, lengths = make_decode([50, 200, 20], 1, 1, 64, (6, 11), BF16)
-    whole = run((q, k, v, weight, lengths), splits=2)
-    assert torch.equal(run((q[1:2], k[1:2], v[1:2], weight, lengths[1:2]), splits=2), whole[1:2])
-    q[0], k[0], lengths[2] = 7, float("nan"), 4
-    assert torch.equal(run((q, k, v, weight, lengths), splits=2)[1], whole[1])
+@pytest.mark.parametrize(("heads", "dtype"), [(4, FP16), (8, BF16)])
+def test_sequences_and_heads_are_independent(gpu, heads: int, dtype: torch.dtype) -> None:
+    gpu.shared_memory = 40_000  # a warp takes one tile after another
+    inputs = q, k, v, weight, lengths = make_decode([50, 150, 20, 0], heads, 1, 64, (6, 11), dtype)
+    check_independence(lambda *inputs: run(inputs, splits=1), inputs)
+    alone = run((q[1:2], k[1:2], v[1:2], weight, lengths[1:2]), splits=1)
+    assert torch.equal(alone, run(inputs, splits=1)[1:2])
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decode_steps import assert_decodes, exact, make_decode, paged
+from decode_steps import assert_decodes, check_independence, exact, make_decode, paged
 from emulated_decode import H200, emulated_decode  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory, relative_error
 from planted_faults import plant
@@ -77,6 +77,10 @@ def test_any_number_of_programs(gpu, multiprocessors: int) -> None:
     for lengths in ([900, 33], [130] * 15, RAGGED * 9):  # the last on a GPU too without merge.cu
         inputs = make_groups(lengths)
         assert_decodes(run(inputs), *inputs, rounding=4)
+
+
+def test_sequences_and_heads_are_independent(gpu) -> None:
+    check_independence(lambda *inputs: run(inputs, splits=1), make_groups([5, 700]))
 
 
 def test_two_blocks_of_heads_whose_last_programs_add_up(gpu, monkeypatch) -> None:

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 import torch
-from decode_inputs import COMBINATIONS, PARTS, Inputs, name_of, paged
+from decode_inputs import COMBINATIONS, PARTS, Inputs, check_independence, name_of, paged
 from error_bounds import check_heads
-from kernel_inputs import DEVICE, relative_error
+from kernel_inputs import DEVICE, DTYPES, relative_error
 from torch._subclasses import FakeTensorMode
 
 from mta_kernels.conv_attention.arguments import check_no_overlap
@@ -30,6 +30,11 @@ def test_definition_gives_every_row_of_the_forward(parts: dict[str, bool]) -> No
     for row in range(14):
         got = multi_token_attention_decode_reference(**inputs.step([row + 1]), state=state)
         torch.testing.assert_close(got[:, :, 0], rows[:, :, row], msg=str(row))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sequences_and_groups_of_heads_are_independent(dtype: torch.dtype) -> None:
+    check_independence(Inputs(dict.fromkeys(PARTS, True), batch=2, groups=2, dtype=dtype), [0, 30], "reference")
 
 
 def two_eagers(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

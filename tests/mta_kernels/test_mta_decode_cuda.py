@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from decode_inputs import COMBINATIONS, PARTS, Inputs, check_steps, name_of, paged
+from decode_inputs import (
+    COMBINATIONS,
+    PARTS,
+    Inputs,
+    check_independence,
+    check_replaced_sequence,
+    check_steps,
+    name_of,
+    paged,
+)
 from emulated_mta_decode import emulated_mta_decode  # noqa: F401
 from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error, with_gaps
 from torch import Tensor
@@ -238,6 +247,17 @@ def test_sequences_without_tokens_give_zeros(parts: dict[str, bool]) -> None:
     assert relative_error(got[1, :, 0], inputs.double().rows()[1, :, 20]) < 2e-3
     if state is not None:
         assert state.lengths.tolist() == [0, 21]
+
+
+@pytest.mark.parametrize(("parts", "groups"), [(ALL, 8), (MIXING, 2)], ids=["all parts", "float32 mixings"])
+def test_sequences_and_groups_of_heads_are_independent(parts: dict[str, bool], groups: int) -> None:
+    inputs = inputs_of(parts, batch=2, tokens=48, groups=groups)
+    inputs.mixers = {name: x if parts is ALL else x.float() for name, x in inputs.mixers.items()}
+    check_independence(inputs, [3, 40])
+
+
+def test_a_new_sequence_takes_the_place_of_another() -> None:
+    check_replaced_sequence(inputs_of(ALL, batch=2, tokens=40), splits=3)
 
 
 def test_float32_mixers_and_a_repeated_step() -> None:

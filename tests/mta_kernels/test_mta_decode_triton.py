@@ -12,7 +12,16 @@ from torch.autograd import forward_ad
 pytest.importorskip("triton")
 
 from checked_addresses import check_addresses
-from decode_inputs import COMBINATIONS, PARTS, Inputs, check_steps, name_of, paged
+from decode_inputs import (
+    COMBINATIONS,
+    PARTS,
+    Inputs,
+    check_independence,
+    check_replaced_sequence,
+    check_steps,
+    name_of,
+    paged,
+)
 from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error, with_gaps
 
 from mta_kernels.multi_token_attention import (
@@ -213,6 +222,16 @@ def test_sequences_without_tokens_give_zeros(parts: dict[str, bool]) -> None:
     assert relative_error(got[1, :, 0], inputs.double().rows()[1, :, 20]) < 2e-3
     if state is not None:
         assert state.lengths.tolist() == [0, 21]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("parts", [ALL, MIXING], ids=name_of)
+def test_sequences_and_groups_of_heads_are_independent(parts: dict[str, bool], dtype: torch.dtype) -> None:
+    check_independence(Inputs(parts, batch=2, tokens=41, groups=2, dtype=dtype), [3, 40], splits=2)
+
+
+def test_a_new_sequence_takes_the_place_of_another() -> None:
+    check_replaced_sequence(Inputs(ALL, batch=2, tokens=40, dtype=torch.float16), splits=2)
 
 
 def test_float32_mixers_beside_fp16_and_a_repeated_step() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from checked_addresses import check_addresses
-from decode_steps import assert_decodes, make_decode, paged
+from decode_steps import assert_decodes, check_independence, make_decode, paged
 from kernel_inputs import DEVICE, DTYPES, RANGES, far_apart, make, poison_memory, relative_error, with_gaps, with_range
 
 from mta_kernels.conv_attention import (
@@ -289,14 +291,21 @@ def test_numbers_beyond_2_to_the_31(name: str, monkeypatch: pytest.MonkeyPatch) 
         assert torch.equal(run(**given | {name: far_apart(given[name], dim)}), want), dim
 
 
-def test_slices_are_independent() -> None:
-    """A sequence's result does not depend on its neighbours, and one without tokens gives zeros."""
-    q, k, v, weight, lengths = make_decode([50, 90, 20], 4, 2, 32, (4, 6))
-    whole = conv_attention_decode_triton(q, k, v, weight, lengths=lengths, splits=2)
-    alone = conv_attention_decode_triton(q[1:2], k[1:2], v[1:2], weight, lengths=lengths[1:2], splits=2)
-    assert torch.equal(whole[1:2], alone)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sequences_and_heads_are_independent(dtype: torch.dtype) -> None:
+    """And a sequence without tokens gives zeros."""
+    inputs = q, k, v, weight, lengths = make_decode([50, 90, 20], 4, 1, 32, (4, 6), dtype)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, lengths: Tensor, backend: str = "triton") -> Tensor:
+        splits = 2 if backend == "triton" else "auto"
+        return conv_attention_decode(q, k, v, weight, lengths=lengths, backend=backend, splits=splits)
+
+    check_independence(run, inputs)
+    check_independence(partial(run, backend="reference"), inputs)
+    whole = run(*inputs)
+    assert torch.equal(whole[1:2], run(q[1:2], k[1:2], v[1:2], weight, lengths[1:2]))
     lengths[0] = 0
-    padded = conv_attention_decode_triton(q, k, v, weight, lengths=lengths, splits=2)
+    padded = run(*inputs)
     assert torch.equal(padded[1:], whole[1:])
     assert (padded[0] == 0).all()
 

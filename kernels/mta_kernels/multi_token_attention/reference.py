@@ -128,14 +128,14 @@ def _definition(
         scores = convolve_scores(scores, mixers.pre_conv, operation.pre_conv)
     scores = scores[:, :, first_probability - first_score :]
     if mixers.pre_mix is not None:
-        scores = _mix(scores, mixers.pre_mix, operation.pre_mix)
+        scores = mix_heads(scores, mixers.pre_mix, operation.pre_mix)
     logits = hide(scores, float("-inf"))
     probabilities = torch.softmax(logits, dim=-1, dtype=_at_least_float32(q.dtype)).to(q.dtype)
     if operation.post_conv is not None and mixers.post_conv is not None:
         probabilities = hide(convolve_scores(probabilities, mixers.post_conv, operation.post_conv), 0)
     probabilities = probabilities[:, :, start - first_probability :]
     if mixers.post_mix is not None:
-        probabilities = _mix(probabilities, mixers.post_mix.T, operation.post_mix)
+        probabilities = mix_heads(probabilities, mixers.post_mix.T, operation.post_mix)
     if drop is not None:
         dropout, seed = drop
         at = first_position + k.shape[2] - query_rows
@@ -145,7 +145,7 @@ def _definition(
     return probabilities @ values
 
 
-def _mix(x: Tensor, mix: Tensor, heads: HeadMix | None) -> Tensor:
+def mix_heads(x: Tensor, mix: Tensor, heads: HeadMix | None) -> Tensor:
     """`sum_g mix[h, g] x_g` of `x [B, H, M, N]` by the dense `mix [H, H]`, within each group of heads alone."""
     groups = heads.groups if heads else 1
     blocks = mix.to(x.dtype).unflatten(0, (groups, -1)).unflatten(2, (groups, -1)).diagonal(dim1=0, dim2=2)

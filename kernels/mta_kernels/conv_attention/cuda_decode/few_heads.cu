@@ -134,7 +134,7 @@ DEVICE void raise(int lane, const float (&scores)[HEADS], Sums& sums) {
         float maximum = scores[head];
 #pragma unroll
         for (int other = 1; other < 32; other *= 2) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, other));
-        maximum = fmaxf(maximum, sums.subtracted[head]);
+        if (!(maximum > sums.subtracted[head] + MOST)) maximum = sums.subtracted[head];  // another head's are large
         scale[head] = exp2_fast(sums.subtracted[head] - maximum);
         sums.subtracted[head] = maximum;
         sums.sum[head] *= scale[head];

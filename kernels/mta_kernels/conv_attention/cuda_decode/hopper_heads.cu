@@ -147,10 +147,11 @@ struct Consumer {
         meet();
 #pragma unroll
         for (int i = 0; i < CLASS_HEADS; i++) {
-            maximum[i] = subtracted[i];
+            maximum[i] = MINUS_INFINITY;
 #pragma unroll
             for (int of = 0; of < 4; of++)
                 maximum[i] = fmaxf(maximum[i], load_shared_float(shared + MAXIMA_AT + ((group * 4 + of) * HEADS + head(i)) * 4));
+            if (!(maximum[i] > subtracted[i] + MOST)) maximum[i] = subtracted[i];  // another head's are large
             const float scale = exp2_fast(subtracted[i] - maximum[i]);
             subtracted[i] = maximum[i];
             sum[i] *= scale;

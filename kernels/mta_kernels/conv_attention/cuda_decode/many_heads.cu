@@ -138,7 +138,7 @@ DEVICE void raise(float maximum, Sums& sums) {
     const int lane = thread_index() % 32;
     maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
     maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 2));
-    maximum = fmaxf(maximum, sums.subtracted);
+    if (!(maximum > sums.subtracted + MOST)) maximum = sums.subtracted;  // another head's are large
     const float scale = exp2_fast(sums.subtracted - maximum);
     sums.subtracted = maximum;
     sums.sum *= scale;

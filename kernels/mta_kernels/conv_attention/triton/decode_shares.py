@@ -355,6 +355,11 @@ def _fold_taps(
         mask=used[:, None] & (dim < HEAD_DIM)[None, :],
         other=0.0,
     )  # fmt: skip
+    if HEADS > 1:  # the product has all of these heads' queries, and 0 * NaN is NaN
+        finite = tl.abs(q.to(tl.float32)) < float("inf")
+        spoiled = tl.max(tl.where(finite, 0.0, 1.0), 1)
+        spoiled = tl.max(tl.where(row_head[:, None] == head[None, :], spoiled[None, :], 0.0), 1)
+        q = tl.where(finite, q, 0.0).to(q.dtype)
     has_tap = (step < STEPS) & (key_tap >= 0) & (key_tap < KEY_TAPS)
     weight = tl.load(
         weight_ptr + ((kv_first_head + row_head).to(tl.int64) * stride_wh + key_tap.to(tl.int64) * stride_wb)[:, None]
@@ -368,6 +373,8 @@ def _fold_taps(
     folded = tl.dot(coarse, q, input_precision=PRECISION)
     if SPLIT_WEIGHT:
         folded = tl.dot((weight - coarse.to(weight.dtype)).to(q.dtype), q, folded, input_precision=PRECISION)
+    if HEADS > 1:
+        folded = tl.where(spoiled[:, None] > 0, float("nan"), folded)
     return folded * factor
 
 

@@ -20,7 +20,7 @@ from mta_kernels.conv_attention.triton.decode_shares import (
     _newest_products,
     rounded,
 )
-from mta_kernels.multi_token_attention.decode.rows import LOG2E, _load_mix, _wide
+from mta_kernels.multi_token_attention.decode.rows import LOG2E, _is_finite, _load_mix, _takes_part, _wide
 
 
 @triton.jit
@@ -152,6 +152,7 @@ def _mta_decode_logits_kernel(
     place = scores_ptr + batch * stride_cb + head[:, None].to(tl.int64) * stride_ch
     largest = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
+    spoiled = tl.zeros([BLOCK_H], tl.float32)
     mix = tl.zeros([BLOCK_H, BLOCK_H], tl.float32)
     if PRE_MIX:
         mix = _load_mix(pre_mix_ptr, stride_mo, stride_mi, HEADS, BLOCK_H)
@@ -167,11 +168,13 @@ def _mta_decode_logits_kernel(
                 first, length, q_ptr, k_ptr, table_ptr, stride_qh, stride_qd, stride_kb, stride_kh, stride_kn,
                 stride_kd, stride_tp, scale, HEADS, GROUP, BLOCK_H, BLOCK_N, HEAD_DIM, BLOCK_D, PAGE_SIZE, PRECISION,
             )  # fmt: skip
-        largest, total = _keep_logits(
-            scores, first, length, mix, logits_ptr, stride_lh, stride_ln, largest, total, HEADS, PRE_MIX, SPLIT_MIX,
-            WIDE, PRECISION,
+        largest, total, spoiled = _keep_logits(
+            scores, first, length, mix, logits_ptr, stride_lh, stride_ln, largest, total, spoiled, HEADS, PRE_MIX,
+            SPLIT_MIX, WIDE, PRECISION,
         )  # fmt: skip
     found = tl.where(total > 0, largest + tl.log2(tl.where(total > 0, total, 1.0)) / LOG2E, float("-inf"))
+    if PRE_MIX:
+        found = tl.where(_takes_part(mix, spoiled), float("nan"), found)
     tl.store(found_ptr + (batch * programs + program) * HEADS + head, found, mask=head < HEADS)
 
 
@@ -203,13 +206,13 @@ def _plain_scores(
 
 @triton.jit
 def _keep_logits(
-    scores, first, stop, mix, logits_ptr, stride_lh, stride_ln, largest, total,
+    scores, first, stop, mix, logits_ptr, stride_lh, stride_ln, largest, total, spoiled,
     HEADS: tl.constexpr, PRE_MIX: tl.constexpr, SPLIT_MIX: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Mix scores `[BLOCK_H, keys]` of the keys from `first` on, and write the logits of those before `stop`.
 
-    Returns the largest logit `[BLOCK_H]` and the sum of exponentials below it, with those given. If WIDE, logits may be
-    written up to the next multiple of 8 keys.
+    Returns the largest logit `[BLOCK_H]`, the sum of exponentials below it, and which heads have a score that is not
+    finite, with those given. If WIDE, logits may be written up to the next multiple of 8 keys.
     """
     BLOCK_H: tl.constexpr = scores.shape[0]
     DTYPE: tl.constexpr = logits_ptr.dtype.element_ty
@@ -217,6 +220,9 @@ def _keep_logits(
     column = tl.arange(0, scores.shape[1])
     if PRE_MIX:
         coarse, coarse_scores = mix.to(DTYPE), scores.to(DTYPE)
+        finite = _is_finite(coarse_scores)
+        spoiled = tl.maximum(spoiled, tl.max(tl.where(finite | (first + column >= stop)[None, :], 0.0, 1.0), 1))
+        scores, coarse_scores = tl.where(finite, scores, 0.0), tl.where(finite, coarse_scores, 0.0).to(DTYPE)
         mixed = tl.dot(coarse, coarse_scores, input_precision=PRECISION)
         if scores.dtype != DTYPE:
             fine_scores = (scores - coarse_scores.to(tl.float32)).to(DTYPE)
@@ -239,7 +245,7 @@ def _keep_logits(
     larger = tl.maximum(largest, tl.max(logits, 1))
     below = _finite(larger)
     total = total * tl.exp2((largest - below) * LOG2E)
-    return larger, total + tl.sum(tl.exp2((logits - below[:, None]) * LOG2E), 1)
+    return larger, total + tl.sum(tl.exp2((logits - below[:, None]) * LOG2E), 1), spoiled
 
 
 @triton.jit

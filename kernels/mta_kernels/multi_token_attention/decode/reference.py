@@ -17,7 +17,7 @@ from mta_kernels.multi_token_attention.arguments import NormGate
 from mta_kernels.multi_token_attention.decode.arguments import check_caches, check_step
 from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of, with_dense_mixings
-from mta_kernels.multi_token_attention.reference import norm_and_gate
+from mta_kernels.multi_token_attention.reference import mix_heads, norm_and_gate
 from mta_kernels.operation import Operation
 from mta_kernels.operator_gradients import check_not_mapped
 
@@ -77,7 +77,7 @@ def newest_row(
         probabilities = convolve_scores(probabilities, mixers.post_conv, operation.post_conv)[:, :, -1:]
         probabilities = probabilities.masked_fill(~seen, 0)
     if mixers.post_mix is not None:
-        probabilities = torch.einsum("bgij,gh->bhij", probabilities, mixers.post_mix.to(probabilities.dtype))
+        probabilities = mix_heads(probabilities, mixers.post_mix.T, operation.post_mix)
     # A mask, not a product: what lies beyond a sequence may be NaN, and 0 * NaN is NaN.
     values = v_cache.masked_fill((column >= lengths[:, None])[:, None, :, None], 0)
     return probabilities @ repeat_heads(values, q_window.shape[1])
@@ -106,7 +106,7 @@ def last_logits(
         scores = convolve_scores(scores, mixers.pre_conv, operation.pre_conv)
     scores = scores[:, :, -rows:]
     if mixers.pre_mix is not None:
-        scores = torch.einsum("hg,bgij->bhij", mixers.pre_mix.to(scores.dtype), scores)
+        scores = mix_heads(scores, mixers.pre_mix, operation.pre_mix)
     return scores, row[:, -rows:]
 
 

@@ -74,7 +74,7 @@ def _logsumexp(found_ptr, batch, slots, HEADS: tl.constexpr, BLOCK_H: tl.constex
     found = tl.load(place, mask=(slot < slots) & (head < HEADS), other=float("-inf"))
     largest = _finite(tl.max(found, 0))
     total = tl.sum(tl.exp2((found - largest[None, :]) * LOG2E), 0)
-    return largest + tl.log2(tl.where(total > 0, total, 1.0)) / LOG2E
+    return largest + tl.log2(tl.where(total != 0, total, 1.0)) / LOG2E  # NaN stays
 
 
 @triton.jit
@@ -86,6 +86,18 @@ def _load_mix(mix_ptr, stride_out, stride_in, HEADS: tl.constexpr, BLOCK_H: tl.c
         mask=(head < HEADS)[:, None] & (head < HEADS)[None, :],
         other=0.0,
     ).to(tl.float32)
+
+
+@triton.jit
+def _is_finite(x):
+    """A mixing multiplies the numbers of heads that do not meet by 0, which must be finite, as 0 * NaN is NaN."""
+    return tl.abs(x.to(tl.float32)) < float("inf")
+
+
+@triton.jit
+def _takes_part(mix, spoiled):
+    """Whether a head is mixed, by `mix [out, in]`, of one that is spoiled: `[out]`."""
+    return tl.max(tl.where(mix != 0, spoiled[None, :], 0.0), 1) > 0
 
 
 @triton.jit

@@ -11,9 +11,11 @@ from mta_kernels.multi_token_attention.decode.rows import (
     LOG2E,
     _add_row,
     _band_of_taps,
+    _is_finite,
     _load_mix,
     _load_row,
     _logsumexp,
+    _takes_part,
     _wide,
 )
 
@@ -82,6 +84,7 @@ def _mta_decode_values_kernel(
     older_ptr += batch.to(tl.int64) * stride_ob
     dim = tl.arange(0, BLOCK_D)
     accumulator = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    spoiled = tl.zeros([BLOCK_H], tl.float32)
     for first in tl.range(program * BLOCK_N, length, programs * BLOCK_N, num_stages=1):
         key = first + tl.arange(0, BLOCK_N)[None, :]
         if POST_CONV:
@@ -109,7 +112,9 @@ def _mta_decode_values_kernel(
             mixed = tl.exp2((logits.to(tl.float32) - logsumexp[:, None]) * LOG2E)
         mixed = tl.where(key < length, mixed, 0.0).to(DTYPE)
         if POST_MIX:
-            mixed = tl.dot(mix, mixed, input_precision=PRECISION).to(DTYPE)
+            finite = _is_finite(mixed)
+            spoiled = tl.maximum(spoiled, tl.max(tl.where(finite, 0.0, 1.0), 1))
+            mixed = tl.dot(mix, tl.where(finite, mixed, 0.0).to(DTYPE), input_precision=PRECISION).to(DTYPE)
         for part in tl.range(0, (tl.minimum(length - first, BLOCK_N) + BLOCK_V - 1) // BLOCK_V, num_stages=1):
             left = _part(mixed, part, BLOCK_N // BLOCK_V)
             of_part = first + part * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -119,6 +124,8 @@ def _mta_decode_values_kernel(
                 v = _load_rows(v_ptr + _wide(kv_head) * stride_vh, rows, dim, inside, stride_vd, HEAD_DIM)
                 products = tl.dot(left, v, accumulator, input_precision=PRECISION)
                 accumulator = tl.where((head // GROUP == kv_head)[:, None], products, accumulator)
+    if POST_MIX:
+        accumulator = tl.where(_takes_part(mix, spoiled)[:, None], float("nan"), accumulator)
     place = (batch * programs + program).to(tl.int64) * HEADS + head
     mine = (head < HEADS) & (head // GROUP >= first_kv) & (head // GROUP < last_kv)
     tl.store(

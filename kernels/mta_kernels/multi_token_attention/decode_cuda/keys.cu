@@ -116,10 +116,9 @@ DEVICE void mix_and_keep(const Arguments& args, const Segment& segment, uint32_t
             numbers[i] = head < HEADS ? load_shared_float(scores + head * S_PITCH + lane / 4 * 4) : 0;
             rest[i] = numbers[i] - to_float(from_float<ELEMENT>(numbers[i]));
         }
-        const uint32_t coarse[2] = {pack<ELEMENT>(numbers[0], numbers[1]), pack<ELEMENT>(numbers[2], numbers[3])};
-        multiply<ELEMENT>(mixed, mixing.coarse, coarse[0], coarse[1]);
-        multiply<ELEMENT>(mixed, mixing.coarse, pack<ELEMENT>(rest[0], rest[1]), pack<ELEMENT>(rest[2], rest[3]));
-        if (PRE_MIX_FLOAT) multiply<ELEMENT>(mixed, mixing.fine, coarse[0], coarse[1]);
+        uint32_t parts[2][2] = {{pack<ELEMENT>(numbers[0], numbers[1]), pack<ELEMENT>(numbers[2], numbers[3])},
+                                {pack<ELEMENT>(rest[0], rest[1]), pack<ELEMENT>(rest[2], rest[3])}};
+        mix_heads<2, PRE_MIX_FLOAT>(mixing, parts, mixed);
     } else {
 #pragma unroll
         for (int i = 0; i < 4; i++)

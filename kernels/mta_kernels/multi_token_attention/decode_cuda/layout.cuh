@@ -174,6 +174,45 @@ struct Mixing {
     }
 };
 
+DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
+
+// Mixes numbers of Parts right operands, which add up to them; `Float` if the mixing has two parts.
+//
+// Heads that do not meet have a weight of 0, and 0 * NaN is NaN. So where a result is not finite, numbers that are not are
+// left out, and what a head mixes of them is NaN.
+template <int Parts, bool Float> DEVICE void mix_heads(const Mixing& mixing, uint32_t (&numbers)[Parts][2], float (&mixed)[4]) {
+    const auto multiply_all = [&] {
+#pragma unroll
+        for (int part = 0; part < Parts; part++) multiply<ELEMENT>(mixed, mixing.coarse, numbers[part][0], numbers[part][1]);
+        if (Float) multiply<ELEMENT>(mixed, mixing.fine, numbers[0][0], numbers[0][1]);
+    };
+    multiply_all();
+    if (!__any_sync(~0u, !(is_finite(mixed[0]) && is_finite(mixed[1]) && is_finite(mixed[2]) && is_finite(mixed[3])))) return;
+    const uint32_t one = pack<ELEMENT>(1, 0);
+    uint32_t weighted[4] = {}, spoiled[2] = {};  // ones where a weight is not 0, and where a number is not finite
+    float found[4] = {};
+#pragma unroll
+    for (int half = 0; half < 32; half += 16) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (mixing.coarse[i] >> half & 0x7FFF) weighted[i] |= one << half;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (is_finite(to_float(ELEMENT{(uint16_t)(numbers[0][i] >> half)}))) continue;
+            spoiled[i] |= one << half;
+#pragma unroll
+            for (int part = 0; part < Parts; part++) numbers[part][i] &= ~(0xFFFFu << half);
+        }
+    }
+    multiply<ELEMENT>(found, weighted, spoiled[0], spoiled[1]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) mixed[i] = 0;
+    multiply_all();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (found[i] > 0) mixed[i] = __uint_as_float(0x7FC00000);
+}
+
 // A sum of exponentials below the largest exponent.
 struct Total {
     float maximum, sum;

@@ -118,7 +118,8 @@ DEVICE void mix(const Mixing& mixing, uint32_t unmixed, uint32_t mixed, int firs
     };
     const int head = lane % 4 * 2;
     float sums[4] = {};
-    multiply<ELEMENT>(sums, mixing.coarse, number(head + 1) << 16 | number(head), number(head + 9) << 16 | number(head + 8));
+    uint32_t numbers[1][2] = {{number(head + 1) << 16 | number(head), number(head + 9) << 16 | number(head + 8)}};
+    mix_heads<1, false>(mixing, numbers, sums);
 #pragma unroll
     for (int half = 0; half < 2; half++)
         if (lane / 4 + half * 8 < HEADS)
