@@ -105,18 +105,6 @@ class Inputs:
         return {"q_window": window, "k_cache": keys, "v_cache": values, "lengths": counts, **mixers}
 
 
-def paged(x: Tensor, page_size: int, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """`x [B, H, S, D]` as shuffled pages, and their block table; unused pages are NaN."""
-    batch, heads, length, head_dim = x.shape
-    count = -(-length // page_size)
-    padded = x.new_full((batch, heads, count * page_size, head_dim), float("nan"))
-    padded[:, :, :length] = x
-    order = torch.randperm(batch * count + 2, generator=torch.Generator().manual_seed(seed))[: batch * count]
-    pages = x.new_full((batch * count + 2, heads, page_size, head_dim), float("nan"))
-    pages[order.to(x.device)] = padded.unflatten(2, (count, page_size)).transpose(1, 2).flatten(0, 1)
-    return pages, order.view(batch, count).to(x.device, torch.int32)
-
-
 def check_steps(inputs: Inputs, before: list[int], steps: int = 1, **options) -> Tensor:
     """Steps after prompts of these lengths are as near to the forward in float64 as twice eager's own error.
 

@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 import torch
-from decode_inputs import COMBINATIONS, PARTS, Inputs, check_independence, name_of, paged
+from decode_inputs import COMBINATIONS, PARTS, Inputs, check_independence, name_of
+from decode_steps import paged
 from error_bounds import check_heads
 from kernel_inputs import DEVICE, DTYPES, relative_error
 from torch._subclasses import FakeTensorMode

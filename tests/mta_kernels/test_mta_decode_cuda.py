@@ -15,8 +15,8 @@ from decode_inputs import (
     check_replaced_sequence,
     check_steps,
     name_of,
-    paged,
 )
+from decode_steps import paged
 from emulated_mta_decode import emulated_mta_decode  # noqa: F401
 from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error, with_gaps
 from torch import Tensor

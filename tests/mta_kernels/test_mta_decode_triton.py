@@ -20,8 +20,8 @@ from decode_inputs import (
     check_replaced_sequence,
     check_steps,
     name_of,
-    paged,
 )
+from decode_steps import paged
 from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error, with_gaps
 
 from mta_kernels.multi_token_attention import (
