@@ -66,20 +66,6 @@ def test_documents_that_end_with_a_block(
     check(*make(1, 1, 1, documents[-1], 16, taps), documents, causal=causal)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_documents_are_independent(causal: bool) -> None:
-    """What one holds changes no bit of another."""
-    q, k, v, weight = make(1, 2, 1, 40, 16, (6, 5))
-    packing = {"cu_seqlens": bounds_of([0, 12, 17, 40], torch.int64), "causal": causal, "backend": "triton"}
-    before = conv_attention(q, k, v, weight, **packing)
-    for x in (q, k, v):
-        x[:, :, 12:17] = 60 - 7 * x[:, :, 12:17]
-    after = conv_attention(q, k, v, weight, **packing)
-    assert not torch.equal(before[:, :, 12:17], after[:, :, 12:17])
-    assert torch.equal(before[:, :, :12], after[:, :, :12])
-    assert torch.equal(before[:, :, 17:], after[:, :, 17:])
-
-
 @pytest.mark.parametrize("taps", [(7, 6), (3, 4), (1, 4)], ids=str)
 def test_scores_beyond_float32_stay_in_their_document(taps: tuple[int, int]) -> None:
     """A probability of theirs would overflow, and NaN times a zero of a band is NaN in rows beside."""

@@ -78,6 +78,26 @@ def rows_that_see(spans: Tensor, block: int) -> Tensor:
     return (torch.stack([first, end]) * block).to(torch.int32)
 
 
+def largest_of_documents(rows: Tensor, spans: Tensor) -> Tensor:
+    """For each of `rows [heads, P]`, numbers from 0 on, the largest in its document; NaN counts as 0."""
+    first = spans[0].long().expand_as(rows)  # stands for the document
+    largest = torch.zeros_like(rows).scatter_reduce_(1, first, rows.nan_to_num(0.0, float("inf")), "amax")
+    return largest.gather(1, first)
+
+
+# Bounds of dc and ds, which go through 16 bits: up to 136 of them are added, times weights below 1.
+GRADIENT_LIMITS = {torch.float16: 8, torch.bfloat16: 14}  # log2, as GradLimit of backward_scale.cuh
+
+
+def document_factors(grad_out: Tensor, v: Tensor, spans: Tensor) -> Tensor:
+    """`[Hq, P]` powers of two, one a document, that bring `|grad_out v^T - delta| <= 2 |grad_out| |v|` to the limit."""
+    heads, kv_heads = grad_out.shape[1], v.shape[1]
+    norms = (torch.linalg.vector_norm(x[0], dim=-1, dtype=torch.float32) for x in (grad_out, v))
+    grad_norm, value_norm = (largest_of_documents(x, spans).log2_() for x in norms)
+    bound = grad_norm + value_norm.repeat_interleave(heads // kv_heads, dim=0) + 1
+    return torch.exp2((GRADIENT_LIMITS[v.dtype] - bound).floor_().nan_to_num_().clamp_(-100, 100))
+
+
 class _MoveRows(torch.autograd.Function):
     """`spread_rows`, or with `collect` `collect_rows`: each is the gradient of the other."""
 

@@ -4,6 +4,30 @@
 
 constexpr int NORM_PARTS = 32;  // maxima of squared norms of rows, a head
 
+// With SPANS each document has a power of two of its own, as `document_factors` of packing.py gives it, and `grad_norms`
+// holds it for each row: [B * Hq, N].
+template <class Arguments> DEVICE float document_factor(const Arguments& args, int batch_head, int row) {
+    return args.grad_norms[(int64_t)batch_head * args.at.query_rows + clamp_row(args.at, row)];
+}
+
+// One over it. A division would be a call, around which registers spill.
+template <class Arguments> DEVICE float document_unit(const Arguments& args, int batch_head, int row) {
+    return __uint_as_float(0x7F000000u - __float_as_uint(document_factor(args, batch_head, row)));
+}
+
+// The least of some rows, by a warp: the weight's gradient sums dc of all their documents.
+template <class Arguments>
+DEVICE float least_factor(const Arguments& args, int batch_head, int first_row, int end_row, int lane) {
+    float least = document_factor(args, batch_head, first_row);
+    for (int row = first_row + lane; row < end_row; row += 32) least = fminf(least, document_factor(args, batch_head, row));
+    return -warp_max(-least);
+}
+
+// Two numbers in fp16.
+DEVICE uint32_t scale_halves(uint32_t halves, float low, float high) {
+    return pack<Half>(unpack<Half>((uint16_t)halves) * low, unpack<Half>((uint16_t)(halves >> 16)) * high);
+}
+
 // dc goes through fp16, and ds, up to 136 of them times weights below 1, to scratch in ELEMENT.
 template <class Element> struct GradLimit;
 template <> struct GradLimit<Half> { static constexpr float log2 = 8; };
@@ -30,17 +54,21 @@ DEVICE float grad_factor_of(const Arguments& args, const RowBlock& rows, int lan
 }
 
 // For dc, in fp16, from what the block's rows see, so that a huge token costs others little. For ds, which all blocks of a head
-// add up, from the whole head.
+// add up, from the whole head. With SPANS a row has its document's for both.
 struct GradScales {
     float of_block, to_ds, ds_unit;
 
     // `unit`: what c is multiplied by; `end_of_c`: of the rows whose dc the block computes.
     template <class Arguments, class RowBlock>
     DEVICE GradScales(const Arguments& args, const RowBlock& rows, int lane, float unit, int end_of_c) {
-        of_block = grad_factor_of(args, rows, lane, rows.first_row, end_of_c, keys_begin(args.at, rows.first_row),
-                                  keys_end(args.at, end_of_c - 1));
-        const float of_head = grad_factor_of(args, rows, lane, 0, args.at.query_rows, 0, args.at.key_rows);
-        to_ds = of_head / of_block;
-        ds_unit = args.scale == 0 ? 0.f : unit * LN_2 / of_head;
+        if constexpr (SPANS) {
+            of_block = to_ds = 1, ds_unit = args.scale == 0 ? 0.f : unit * LN_2;
+        } else {
+            of_block = grad_factor_of(args, rows, lane, rows.first_row, end_of_c, keys_begin(args.at, rows.first_row),
+                                      keys_end(args.at, end_of_c - 1));
+            const float of_head = grad_factor_of(args, rows, lane, 0, args.at.query_rows, 0, args.at.key_rows);
+            to_ds = of_head / of_block;
+            ds_unit = args.scale == 0 ? 0.f : unit * LN_2 / of_head;
+        }
     }
 };

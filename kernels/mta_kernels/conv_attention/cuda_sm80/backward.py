@@ -18,7 +18,7 @@ from mta_kernels.conv_attention.banded.structures import Inputs, Positions
 from mta_kernels.conv_attention.cuda_sm80.backward_constants import BackwardConstants, constants_for
 from mta_kernels.conv_attention.cuda_sm80.forward import in_reach
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
-from mta_kernels.conv_attention.packing import rows_that_see
+from mta_kernels.conv_attention.packing import document_factors, rows_that_see
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import shared_memory_limit, sm_count
 from mta_kernels.nvrtc import driver
@@ -94,7 +94,9 @@ def _gradients(
     value_norms, grad_norms = numbers(batch * kv_heads, NORM_PARTS), numbers(batch_heads, NORM_PARTS)
     delta, ds_unit = numbers(batch_heads, query_rows), numbers(batch_heads)
     counters = numbers(plan.counters, dtype=torch.int32)
-    seen_by = None if spans is None else rows_that_see(spans, ALIGNED)
+    seen_by, factors = None, grad_norms
+    if spans is not None:
+        seen_by, factors = rows_that_see(spans, ALIGNED), document_factors(grad_out, v, spans)
 
     preparation = Preparation(
         Rows.of(v), Rows.of(out), Rows.of(grad_out), value_norms.data_ptr(), grad_norms.data_ptr(), delta.data_ptr(),
@@ -105,7 +107,7 @@ def _gradients(
     at = Positions(None if spans is None else spans.data_ptr(), heads, heads // kv_heads, query_rows, key_rows)
     inputs = Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), operation.scale)
     arguments = BackwardArguments(
-        at, inputs, Rows.of(grad_out), value_norms.data_ptr(), grad_norms.data_ptr(), logsumexp.data_ptr(),
+        at, inputs, Rows.of(grad_out), value_norms.data_ptr(), factors.data_ptr(), logsumexp.data_ptr(),
         delta.data_ptr(), stored[0].data_ptr(), stored[1].data_ptr(), ds_unit.data_ptr(), dk.data_ptr(), dv.data_ptr(),
         None if seen_by is None else seen_by.data_ptr(), dq.data_ptr(), dweight.data_ptr(),
         operation.scale, operation.scale * math.log2(math.e), chunk_rows, plan.pitch, chunks,

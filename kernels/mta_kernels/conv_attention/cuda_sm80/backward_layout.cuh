@@ -39,10 +39,10 @@ struct Arguments {
     Positions at;
     Inputs inputs;
     Rows grad_out;
-    const float *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms
+    const float *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms; see `document_factor`
     const float *logsumexp, *delta;         // [B, Hq, M]
     uint16_t *p, *ds;                       // [slots, chunk_rows, pitch], in the order in which threads hold them
-    float* ds_unit;                         // [B * Hq]: what ds is to be multiplied by
+    float* ds_unit;                         // [B * Hq]: what ds is to be multiplied by, with SPANS over its document's factor
     float *dk, *dv;                         // [B * Hq, N, HEAD_DIM]
     const int* seen_by;                     // [2, blocks of ALIGNED keys] or null: a block is seen by rows from one to before another
     uint16_t* dq;                           // [B, Hq, M, HEAD_DIM]

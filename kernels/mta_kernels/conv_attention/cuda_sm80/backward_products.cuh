@@ -122,12 +122,13 @@ DEVICE void add_sums(const Arguments& args, const ChunkOfHead& of, const Product
         for (int h = 0; h < 2; h++) {
             const int key = key_of_place(tile.block * PLACES + first_row + 16 * m + 8 * h + lane / 4) - shift;
             if (key < 0 || key >= keys) continue;
+            const float of_key = SPANS && tile.kind == OF_KEYS ? unit * document_unit(args, of.batch_head, key) : unit;
 #pragma unroll
             for (int n = 0; n < 2 * PART_STEPS; n++) {
                 const int column = part * PART_STEPS * 16 + 8 * n + lane % 4 * 2;
                 if (column >= HEAD_DIM) continue;
                 float2* const to = (float2*)(out + (int64_t)key * HEAD_DIM + column);
-                float2 sum = {sums[m][n][2 * h] * unit, sums[m][n][2 * h + 1] * unit};
+                float2 sum = {sums[m][n][2 * h] * of_key, sums[m][n][2 * h + 1] * of_key};
                 if (!is_first) {
                     const float2 before = *to;
                     sum.x += before.x, sum.y += before.y;
@@ -147,11 +148,12 @@ DEVICE void write_dq(const Arguments& args, const ChunkOfHead& of, const Product
         for (int h = 0; h < 2; h++) {
             const int row = tile.block * PLACES + first_row + 16 * m + 8 * h + lane / 4;
             if (row >= rows) continue;
+            const float of_row = SPANS ? unit * document_unit(args, of.batch_head, of.first_row() + row) : unit;
             uint16_t* const out = args.dq + ((int64_t)of.batch_head * args.at.query_rows + of.first_row() + row) * HEAD_DIM;
 #pragma unroll
             for (int n = 0; n < 2 * PART_STEPS; n++) {
                 const int column = part * PART_STEPS * 16 + 8 * n + lane % 4 * 2;
-                if (column < HEAD_DIM) *(uint32_t*)(out + column) = pack<ELEMENT>(sums[m][n][2 * h] * unit, sums[m][n][2 * h + 1] * unit);
+                if (column < HEAD_DIM) *(uint32_t*)(out + column) = pack<ELEMENT>(sums[m][n][2 * h] * of_row, sums[m][n][2 * h + 1] * of_row);
             }
         }
 }

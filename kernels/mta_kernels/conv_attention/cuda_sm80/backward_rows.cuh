@@ -4,8 +4,8 @@
 #include "taps.cuh"
 
 struct RowScales {
-    float unit, factor;  // what c and dc are multiplied by
-    float reference[ROW_TILES][2], delta[ROW_TILES][2];
+    float unit;  // what c is multiplied by
+    float factor[ROW_TILES][2], reference[ROW_TILES][2], delta[ROW_TILES][2];  // factor: what dc is multiplied by
 };
 
 // p, and dc in `dp`, which holds grad_out v^T.
@@ -18,8 +18,8 @@ DEVICE void softmax_backward(const Columns& c, Columns& dp, const RowScales& of,
             const float first = exp2_fast(fmaf(c[e][i], of.unit, -of.reference[e][h]));
             const float second = exp2_fast(fmaf(c[e][i + 1], of.unit, -of.reference[e][h]));
             p[e][i / 2] = pack<ELEMENT>(first, second);
-            dp[e][i] = first * fmaf(dp[e][i], of.factor, -of.delta[e][h]);
-            dp[e][i + 1] = second * fmaf(dp[e][i + 1], of.factor, -of.delta[e][h]);
+            dp[e][i] = first * fmaf(dp[e][i], of.factor[e][h], -of.delta[e][h]);
+            dp[e][i + 1] = second * fmaf(dp[e][i + 1], of.factor[e][h], -of.delta[e][h]);
         }
 }
 
@@ -59,7 +59,6 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
     const WarpRows rows{args.at, tile_row + group * WARP_ROWS}, ds_rows{args.at, rows.first - HALO};
     struct { int first_row, batch_head, batch, kv_head; } scaled = {block.first_row, of.batch_head, of.batch, of.kv_head};
     const GradScales grad_scales(args, scaled, rows.lane(), scales.unit, min(tile_row + TILE_ROWS, args.at.query_rows));
-    scales.factor = grad_scales.of_block;
     if (threadIdx.x == 0) args.ds_unit[of.batch_head] = grad_scales.ds_unit;  // as every block of the head
 #pragma unroll
     for (int e = 0; e < ROW_TILES; e++)
@@ -70,7 +69,8 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
             const int64_t of_row = out_row(args.at, of.batch_head, row);
             const bool inside = row >= block.first_row && row < args.at.query_rows && !is_exact(args.logsumexp[of_row]);
             scales.reference[e][h] = inside ? args.logsumexp[of_row] * LOG2_E : 1e30f;
-            scales.delta[e][h] = inside ? args.delta[of_row] * scales.factor : 0.f;
+            scales.factor[e][h] = SPANS ? document_factor(args, of.batch_head, row) : grad_scales.of_block;
+            scales.delta[e][h] = inside ? args.delta[of_row] * scales.factor[e][h] : 0.f;
         }
 
     Operand queries, grads;
@@ -89,6 +89,22 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
 
     const int64_t kept = of.in_scratch(args, block.first_row - of.first_row());
     WeightGrads dweight = {};
+    const int end_of_c = min(tile_row + TILE_ROWS, args.at.query_rows);
+    const float weight_factor =
+        SPANS ? least_factor(args, of.batch_head, block.first_row, end_of_c, rows.lane()) : grad_scales.of_block;
+    const bool is_mixed = SPANS && keys_begin(args.at, block.first_row) != keys_begin(args.at, end_of_c - 1);
+    // dc of several documents, which the weight's gradient sums, is brought to the least of their factors.
+    const auto level = [&](int e, uint32_t (&dc)[PAIRS][4]) {
+        if (!is_mixed) return;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = ds_rows.first + e + ROW_TILES * (rows.lane() % 4 * 2 + 8 * half);
+            const float low = weight_factor * document_unit(args, of.batch_head, row);
+            const float high = weight_factor * document_unit(args, of.batch_head, row + ROW_TILES);
+#pragma unroll
+            for (int i = 0; i < 2 * PAIRS; i++) dc[i / 2][i % 2 * 2 + half] = scale_halves(dc[i / 2][i % 2 * 2 + half], low, high);
+        }
+    };
 #pragma unroll 1
     for (int first_key = block.first_place; first_key < block.end_place; first_key += KEYS) {
         const bool is_last = first_key + KEYS == block.end_place;
@@ -127,6 +143,7 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
                 convolve(c, scores_at(shared + SCORES) + chunk / 8 * 16, shared + TAPS);
                 rows.replace_unseen(c, first_column, MINUS_INFINITY);
                 multiply_rows(dc, grads, rows_at(shared + GRADS, group * WARP_ROWS), keys_at(shared + VALUES_AT) + chunk * DEPTH * 2);
+                if (SPANS) rows.replace_unseen(dc, first_column, 0);  // another document's may be infinite
                 softmax_backward(c, dc, scales, p);
                 pack_columns<Half>(halves, dc);
             }
@@ -148,11 +165,11 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
             }
             store_numbers(args.ds + kept + first_key + chunk, args.pitch, block, ds_rows, numbers);
             if (ds_rows.sees_some(first_column - LEFT, CHUNK + LAG))
-                add_weight_grads(dweight, shared + SCORES, shared + SCORE_GRADS, chunk);
+                add_weight_grads(dweight, shared + SCORES, shared + SCORE_GRADS, chunk, level);
         }
     }
     __syncthreads();
     if (threadIdx.x == 0) rows_are_done(args.chunks, (int)load_shared(shared + WORK), products_of(args));
     float* const sums = args.dweight + ((int64_t)of.batch_head * args.chunks.all_row_blocks + row_block) * (QUERY_TAPS * KEY_TAPS);
-    write_weight_grads(dweight, shared, sums, args.scale / grad_scales.of_block);
+    write_weight_grads(dweight, shared, sums, args.scale / weight_factor);
 }

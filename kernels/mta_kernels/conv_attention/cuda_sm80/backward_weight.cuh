@@ -7,8 +7,8 @@
 
 using WeightGrads = float[TAP_PAIRS][EIGHTS][4];
 
-// Of CHUNK columns of scores from `column` of the window on, and of dc of a warp's rows less HALO.
-DEVICE void add_weight_grads(WeightGrads& sums, uint32_t scores, uint32_t grads, int column) {
+// Of CHUNK columns of scores from `column` of the window on, and of dc of a warp's rows less HALO, after `level(e, dc)` of a set.
+template <class Level> DEVICE void add_weight_grads(WeightGrads& sums, uint32_t scores, uint32_t grads, int column, Level level) {
     const unsigned thread = thread_index(), lane = thread % 32;
 #pragma unroll
     for (int e = 0; e < ROW_TILES; e++) {
@@ -19,6 +19,7 @@ DEVICE void add_weight_grads(WeightGrads& sums, uint32_t scores, uint32_t grads,
         uint32_t dc[PAIRS][4];  // eights of dc, 16 rows
 #pragma unroll
         for (int i = 0; i < PAIRS; i++) load_matrices_transposed(dc[i], of_grads + i * 32);
+        level(e, dc);
 #pragma unroll
         for (int n = 0; n < CHUNK / 8; n++)
 #pragma unroll

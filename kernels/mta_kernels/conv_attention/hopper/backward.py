@@ -21,7 +21,7 @@ from mta_kernels.conv_attention.hopper.backward_constants import BackwardConstan
 from mta_kernels.conv_attention.hopper.backward_scratch import ScratchLayout
 from mta_kernels.conv_attention.hopper.prepare import Preparation, kernel, prepare_launch
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
-from mta_kernels.conv_attention.packing import rows_that_see
+from mta_kernels.conv_attention.packing import document_factors, rows_that_see
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
@@ -152,7 +152,8 @@ class BackwardLaunches:
         if spans is not None:
             arguments.at.spans = exact.at.spans = spans.data_ptr()
             seen_by = rows_that_see(spans, ALIGNED)
-            arguments.seen_by = seen_by.data_ptr()
+            factors = document_factors(grad_out, v, spans)
+            arguments.seen_by, arguments.grad_norms = seen_by.data_ptr(), factors.data_ptr()
         call.launches()
         self._idle.append(call)  # the driver has read its arguments
         if self._margins:

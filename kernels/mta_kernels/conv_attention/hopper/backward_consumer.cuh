@@ -94,10 +94,11 @@ struct Mainloop {
     const ConsumerRows& own;
     const Operands& at;
     const GradScales& scales;
+    const float (&factor)[2];  // what dc is multiplied by
     float unit;        // what c is multiplied by
     int64_t kept_at;   // this thread's first number in scratch
     int first_iteration;  // of the pipeline, if the row block began with tile 0
-    int odd_rows;      // an odd number of row blocks came before, each with an iteration more than tiles
+    int odd_rows;      // an odd number of row blocks came before, each with an iteration more than tiles; + 2 if `is_mixed`
     const float (&reference)[2], (&delta)[2];
     float (&dq)[HEAD_DIM / 2], (&dweight)[12], (&carried)[8], (&carried_back)[8], (&scores)[32];
     uint32_t (&last_scores)[4], (&last_grads)[4];  // the tile before's last 16 columns, which the weight's gradient needs
@@ -162,8 +163,8 @@ struct Mainloop {
         fence_async_proxy();
     }
 
-    // Columns of c that no score of a row's keys reaches are masked.
-    DEVICE void mask_convolved(float (&c)[32], int first_key) const {
+    // Columns of c that no score of a row's keys reaches are masked, and so is `dp`: another document's may be infinite.
+    DEVICE void mask_convolved(float (&c)[32], float (&dp)[32], int first_key) const {
         if (first_key - LEFT < own.seen_by_all || first_key + KEYS - LEFT > own.end_seen_by_all) {
 #pragma unroll
             for (int h = 0; h < 2; h++) {
@@ -172,7 +173,9 @@ struct Mainloop {
 #pragma unroll
                 for (int b = 0; b < 16; b++) {
                     const int key = first_key - LEFT + b / 2 * 8 + own.column + b % 2;
-                    if (key < begin || key >= end) c[b / 2 * 4 + 2 * h + b % 2] = MINUS_INFINITY;
+                    if (key >= begin && key < end) continue;
+                    c[b / 2 * 4 + 2 * h + b % 2] = MINUS_INFINITY;
+                    if (SPANS) dp[b / 2 * 4 + 2 * h + b % 2] = 0;
                 }
             }
         }
@@ -211,7 +214,7 @@ struct Mainloop {
         for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
 #pragma unroll
         for (int i = 0; i < 8; i++) carried[i] = odd[24 + i];
-        mask_convolved(even, first_key);
+        mask_convolved(even, dp, first_key);
     }
 
     // p of c, and dc in fp16 in `halves`.
@@ -222,8 +225,8 @@ struct Mainloop {
             const float first = exp2_fast(fmaf(c[i], unit, -reference[h]));
             const float second = exp2_fast(fmaf(c[i + 1], unit, -reference[h]));
             p[i / 8][i / 2 % 4] = pack<ELEMENT>(first, second);
-            halves[i / 8][i / 2 % 4] = pack<Half>(first * ((dp[i] - delta[h]) * scales.of_block),
-                                                  second * ((dp[i + 1] - delta[h]) * scales.of_block));
+            halves[i / 8][i / 2 % 4] = pack<Half>(first * ((dp[i] - delta[h]) * factor[h]),
+                                                  second * ((dp[i + 1] - delta[h]) * factor[h]));
         }
     }
 
@@ -240,8 +243,34 @@ struct Mainloop {
         products_commit();
     }
 
+    // dc of several documents, which the weight's gradient sums, is brought to the least of their factors, when ds has read it.
+    DEVICE void level_grads(uint32_t (&halves)[4][4]) const {
+        products_wait<0>();
+        warpgroup_barrier(own.warpgroup + 1);
+        const float least = least_factor(args, rows.batch_head, rows.first_row, rows.end_of_c(args.at), own.lane);
+        const auto level = [&](int row) { return least * document_unit(args, rows.batch_head, row); };
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float by = level(own.tile_row + own.local_row + 8 * h);
+#pragma unroll
+            for (int i = h; i < 16; i += 2) halves[i / 4][i % 4] = scale_halves(halves[i / 4][i % 4], by, by);
+        }
+#pragma unroll
+        for (int slabs = 0; slabs < 4; slabs++) store_matrices(at.store_grads_at + slabs * 2 * GRAD_PITCH, halves[slabs]);
+        if (own.warpgroup == 1 && own.thread < 8 * GRADS_ABOVE) {
+            const int slab = own.thread / GRADS_ABOVE, row = own.thread % GRADS_ABOVE;
+            const uint32_t halo = at.score_grads_at + (2 + slab) * GRAD_PITCH + row * 16;
+            const float by = level(own.tile_row - GRADS_ABOVE + row);
+            const auto leveled = [by](uint32_t of) { return scale_halves(of, by, by); };
+            const uint4 of = load_shared_16(halo);
+            store_shared(halo, uint4{leveled(of.x), leveled(of.y), leveled(of.z), leveled(of.w)});
+        }
+        fence_async_proxy();
+        warpgroup_barrier(own.warpgroup + 1);
+    }
+
     // ds of dc in `halves`, the first slabs of the weight's gradient, and the next tile's scores.
-    DEVICE void convolve_grads(float (&even)[32], float (&odd)[32], const uint32_t (&halves)[4][4], uint32_t (&ds)[4][4],
+    DEVICE void convolve_grads(float (&even)[32], float (&odd)[32], uint32_t (&halves)[4][4], uint32_t (&ds)[4][4],
                                int first_key, int passed, int next) {
 #pragma unroll
         for (int i = 0; i < 8; i++) even[i] = carried_back[i], even[8 + i] = 0;
@@ -251,6 +280,8 @@ struct Mainloop {
         products_begin();
         convolve_shifted<FIRST_SHIFT>(even, odd, at.score_grads_by_rows, GRAD_PITCH, at.toeplitz_back);
         products_commit();
+        if constexpr (SPANS)
+            if (odd_rows & 2) level_grads(halves);
         multiply_scores<0, 8 - LATE_SLABS>(next);
         products_wait<1>();
 #pragma unroll
@@ -301,7 +332,7 @@ DEVICE void consume(const Arguments& args, const Block& block, const BlockWork& 
     const RowBlock rows(args, work);
     const ConsumerRows own(args.at, rows, warpgroup, thread);
     const int first_row = MARGINS ? max(rows.first_row, ROWS_BEFORE) : rows.first_row;
-    float reference[2], delta[2];
+    float reference[2], delta[2], factor[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {  // all loads before the first is used
         const int row = min(max(own.tile_row + own.local_row + 8 * h, first_row), args.at.query_rows - 1);
@@ -322,7 +353,8 @@ DEVICE void consume(const Arguments& args, const Block& block, const BlockWork& 
     for (int i = 0; i < 4; i++) last_scores[i] = last_grads[i] = 0;
 
     const float unit = args.weight_scale[rows.head];
-    const GradScales scales(args, rows, own.lane, unit, min(rows.first_row + TILE_ROWS - HALO, args.at.query_rows));
+    const GradScales scales(args, rows, own.lane, unit, rows.end_of_c(args.at));
+    const bool is_mixed = SPANS && keys_begin(args.at, rows.first_row) != keys_begin(args.at, rows.end_of_c(args.at) - 1);
     if (threadIdx.x == 0) args.ds_unit[rows.batch_head] = scales.ds_unit;  // as every block of the head
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -331,11 +363,12 @@ DEVICE void consume(const Arguments& args, const Block& block, const BlockWork& 
         const bool inside = row >= first_row && row < args.at.query_rows && !is_exact(reference[h]);
         reference[h] = inside ? reference[h] * LOG2_E : 1e30f;
         delta[h] = inside ? delta[h] : 0.f;
+        factor[h] = SPANS ? document_factor(args, rows.batch_head, row) : scales.of_block;
     }
     barrier_wait(block.rows_full, work.odd_rows);
     clear_buffers(operands, warpgroup, thread);
-    Mainloop mainloop{args, block, rows, own, operands, scales, unit, kept_at,
-                      work.iteration - rows.first_tile, work.odd_rows, reference, delta, dq, dweight, carried, carried_back, scores,
+    Mainloop mainloop{args, block, rows, own, operands, scales, factor, unit, kept_at,
+                      work.iteration - rows.first_tile, work.odd_rows + 2 * is_mixed, reference, delta, dq, dweight, carried, carried_back, scores,
                       last_scores, last_grads};
     block.pipeline.wait(work.iteration);
     mainloop.multiply_keys(block.pipeline.stage(work.iteration));
@@ -348,5 +381,7 @@ DEVICE void consume(const Arguments& args, const Block& block, const BlockWork& 
     products_wait_for(dweight);
     if (own.lane == 0) barrier_arrive(block.rows_empty);
     write_dq(args, rows, dq, scales.ds_unit, own.ds_row + own.local_row, own.column);
-    write_dweight(args, rows, dweight, scales.of_block, operands.scores_at, warpgroup, thread, own.local_row, own.column);
+    const float weight_factor =
+        SPANS ? least_factor(args, rows.batch_head, rows.first_row, rows.end_of_c(args.at), own.lane) : scales.of_block;
+    write_dweight(args, rows, dweight, weight_factor, operands.scores_at, warpgroup, thread, own.local_row, own.column);
 }

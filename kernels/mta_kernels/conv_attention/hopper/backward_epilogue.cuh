@@ -1,6 +1,7 @@
 // The epilogue of the backward: dq, and the weight's gradient of a block's rows.
 #pragma once
 #include <backward_layout.cuh>
+#include <backward_scale.cuh>
 
 DEVICE void write_dq(const Arguments& args, const RowBlock& rows, const float (&dq)[HEAD_DIM / 2], float unit, int first_row,
                      int column) {
@@ -9,10 +10,11 @@ DEVICE void write_dq(const Arguments& args, const RowBlock& rows, const float (&
         const int row = first_row + 8 * h;
         if (!rows.holds(row)) continue;
         const int64_t of_row = (int64_t)rows.batch_head * args.at.query_rows + row;
+        const float of_ds = SPANS ? unit * document_unit(args, rows.batch_head, row) : unit;
         uint32_t* out = (uint32_t*)(args.dq + of_row * HEAD_DIM + column);
 #pragma unroll
         for (int b = 0; b < HEAD_DIM / 8; b++)
-            out[4 * b] = pack<ELEMENT>(dq[4 * b + 2 * h] * unit, dq[4 * b + 2 * h + 1] * unit);
+            out[4 * b] = pack<ELEMENT>(dq[4 * b + 2 * h] * of_ds, dq[4 * b + 2 * h + 1] * of_ds);
     }
 }
 

@@ -53,10 +53,11 @@ struct Arguments {
     Positions at;
     const uint16_t *taps, *taps_back;  // [Hq, QUERY_TAPS, 512] fp16: T, and T' backwards, weights over a power of two
     const float* weight_scale;         // [Hq]: |scale| * log2(e) * that power; T has the sign
-    const float *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms; with MARGINS those of out follow
+    const float *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms; with MARGINS those of out follow;
+                                            // with SPANS see `document_factor`
     const float *logsumexp, *delta;    // [B, Hq, M]
     uint16_t *p, *ds;                  // [slots, pitch / 32, chunk_rows, 32]: tiles of 64 keys, in the order that threads hold
-    float* ds_unit;                    // [B * Hq]: what ds is to be multiplied by
+    float* ds_unit;                    // [B * Hq]: what ds is to be multiplied by, with SPANS over its document's factor
     float *dk, *dv;                    // [B * Hq, N, HEAD_DIM]: sums of the chunks so far
     uint16_t *dk_rounded, *dv_rounded;  // the same shape, or null: instead of whole sums, but of heads with `exact_rows`
     const int* exact_rows;             // [B * Hq]: whether a head has rows that backward_exact.cu will add
@@ -159,6 +160,8 @@ struct RowBlock {
         end_tile = max((keys_end(args.at, end_row - 1) + KEYS_AFTER + CARRIED + KEYS - 1) / KEYS, first_tile + 1);
     }
     DEVICE bool holds(int row) const { return row >= first_row && row < end_row; }
+    // One past the last row whose dc the block computes.
+    DEVICE int end_of_c(const Positions& at) const { return min(first_row + TILE_ROWS - HALO, at.query_rows); }
     // Where 32 places of a row begin in the scratch: eight rows of them, which a warp stores at once, follow one another.
     DEVICE int64_t in_scratch(const Arguments& args, int row, int place = 0) const {
         return ((int64_t)slot * args.pitch + place) * args.chunk_rows + (row - first_row_block * BLOCK_ROWS) * 32;

@@ -2,6 +2,7 @@
 // that compute no rows.
 #pragma once
 #include <backward_layout.cuh>
+#include <backward_scale.cuh>
 
 struct ProductTile {
     bool of_ds;
@@ -116,12 +117,13 @@ DEVICE void add_products(const Arguments& args, const Block& block, const BlockW
         for (int h = 0; h < 2; h++) {
             const int key = key_of(half, h);
             if (key < 0 || key >= tile.keys) continue;
+            const float unit = SPANS && tile.of_ds ? factor * document_unit(args, of.batch_head, key) : factor;
             float2* const to = (float2*)(out + (int64_t)key * HEAD_DIM + column);
             uint32_t* const rounded_to = (uint32_t*)(rounded + (int64_t)key * HEAD_DIM + column);
 #pragma unroll
             for (int b = 0; b < HEAD_DIM / 8; b++) {
-                const float2 sum = {before[h][b].x + sums[half][4 * b + 2 * h] * factor,
-                                    before[h][b].y + sums[half][4 * b + 2 * h + 1] * factor};
+                const float2 sum = {before[h][b].x + sums[half][4 * b + 2 * h] * unit,
+                                    before[h][b].y + sums[half][4 * b + 2 * h + 1] * unit};
                 if (key >= first_rounded)
                     rounded_to[4 * b] = pack<ELEMENT>(sum.x, sum.y);
                 else

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
+from mta_kernels.conv_attention.packing import largest_of_documents
 from mta_kernels.conv_attention.tile_sizes import Key, best_config
 from mta_kernels.conv_attention.triton.backward_band import add_band
 from mta_kernels.conv_attention.triton.backward_fold import add_expanded, add_overlapping
@@ -22,6 +23,7 @@ from mta_kernels.conv_attention.triton.backward_scores import (
     chunks,
     launch_probabilities,
     launch_value_gradients,
+    loss_scale_of,
     probabilities_candidates,
     value_gradients_candidates,
 )
@@ -43,7 +45,7 @@ def _output_gradient_kernel(
     grad_ptr, out_ptr, loss_scale_ptr, rows_ptr, delta_ptr,
     stride_gb, stride_gh, stride_gn, stride_gd, stride_ob, stride_oh, stride_on, stride_od,
     heads, seq_len, head_dim,
-    PITCH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    SPANS: tl.constexpr, PITCH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """`rows[i] = loss_scale * grad[i]`, `[B*H, N, PITCH]` with zeros behind, and `delta[i] = rows[i] . out[i]`."""
     blocks = tl.cdiv(seq_len, BLOCK_ROWS)
@@ -54,7 +56,7 @@ def _output_gradient_kernel(
     out_ptr += (batch_head // heads) * stride_ob + (batch_head % heads) * stride_oh
     grad = _load_rows(grad_ptr, row, dim, stride_gn, stride_gd, seq_len, head_dim)  # [BLOCK_ROWS, BLOCK_D]
     out = _load_rows(out_ptr, row, dim, stride_on, stride_od, seq_len, head_dim)  # [BLOCK_ROWS, BLOCK_D]
-    grad = grad.to(tl.float32) * tl.load(loss_scale_ptr + batch_head)
+    grad = grad.to(tl.float32) * loss_scale_of(loss_scale_ptr, batch_head, row, seq_len, SPANS)
     rows = batch_head * seq_len + row
     inside = row < seq_len
     tl.store(delta_ptr + rows, tl.sum(grad * out.to(tl.float32), 1), mask=inside)
@@ -97,7 +99,7 @@ def _part_backward(
     value_gradients = best_config(
         "value_gradients", key, value_gradients_candidates(block_d=value_block(q), **gpu), q.device
     )
-    loss_scale = gradient_scale(grad_out, v)
+    loss_scale = gradient_scale(grad_out, v, spans)
     grad_rows, delta = output_gradient(grad_out, out, loss_scale)
 
     def sums(*shape: int) -> Tensor:
@@ -141,7 +143,10 @@ def _part_backward(
 
 
 def output_gradient(grad_out: Tensor, out: Tensor, loss_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """`loss_scale * grad_out` as `[B*H, N, pitch]`, and its product with out, row by row, `[B*H, N]` float32."""
+    """`loss_scale * grad_out` as `[B*H, N, pitch]`, and its product with out, row by row, `[B*H, N]` float32.
+
+    loss_scale as `gradient_scale` gives it.
+    """
     batch, heads, seq_len, head_dim = grad_out.shape
     pitch = row_pitch(grad_out)
     rows = torch.empty(batch * heads, seq_len, pitch, dtype=grad_out.dtype, device=grad_out.device)
@@ -149,17 +154,26 @@ def output_gradient(grad_out: Tensor, out: Tensor, loss_scale: Tensor) -> tuple[
     launch(
         _output_gradient_kernel, cdiv(seq_len, 32) * batch * heads, call_signature(grad_out, out),
         grad_out, out, loss_scale, rows, delta, *grad_out.stride(), *out.stride(), heads, seq_len, head_dim,
-        PITCH=pitch, BLOCK_ROWS=32, BLOCK_D=next_power_of_2(pitch),
+        SPANS=loss_scale.dim() == 2, PITCH=pitch, BLOCK_ROWS=32, BLOCK_D=next_power_of_2(pitch),
     )  # fmt: skip
     return rows, delta
 
 
-def gradient_scale(grad_out: Tensor, v: Tensor) -> Tensor:
-    """`[B*Hq]` powers of two that keep the gradients of a head's scores within float16; ones for other dtypes."""
-    batch, heads = grad_out.shape[:2]
+def gradient_scale(grad_out: Tensor, v: Tensor, spans: Tensor | None) -> Tensor:
+    """`[B*Hq]` powers of two that keep the gradients of a head's scores within float16; ones for other dtypes.
+
+    With spans each document has one of its own, given for each row: `[Hq, M]`.
+    """
+    batch, heads, rows = grad_out.shape[:3]
     if grad_out.dtype != torch.float16:
-        return torch.ones(batch * heads, dtype=torch.float32, device=grad_out.device)
-    largest, largest_value = (x.abs().amax((2, 3)).float().clamp_min(1e-10) for x in (grad_out, v))
-    largest_value = largest_value.repeat_interleave(heads // v.shape[1], dim=1)
+        shape = (batch * heads,) if spans is None else (heads, rows)
+        return torch.ones(shape, dtype=torch.float32, device=grad_out.device)
+    if spans is None:
+        maxima = [x.abs().amax((2, 3)).float() for x in (grad_out, v)]
+    else:
+        maxima = [largest_of_documents(x[0].abs().amax(2).float(), spans) for x in (grad_out, v)]
+    largest, largest_value = (x.clamp_min(1e-10) for x in maxima)
+    largest_value = largest_value.repeat_interleave(heads // v.shape[1], dim=0 if spans is not None else 1)
     scale = (LARGEST_TERM / (largest * largest_value)).minimum(LARGEST_GRADIENT / largest)
-    return torch.exp2(torch.floor(torch.log2(scale))).flatten()
+    scale = torch.exp2(torch.floor(torch.log2(scale)))
+    return scale.flatten() if spans is None else scale

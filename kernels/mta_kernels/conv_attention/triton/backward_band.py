@@ -28,8 +28,9 @@ def _band_gradients_kernel(
     """P and dC (in base-2 units) of the query at position i and key `i - d`, `0 <= d < BAND`: `[B*Hq, M, PITCH]` both.
 
     grad `[B, Hq, M, D]`, v `[B, Hkv, N, D]`, band `[B*Hq, M, PITCH]`, logsumexp and delta `[B*Hq, M]`, delta
-    multiplied by loss_scale `[B*Hq]`; zero before the first key of a span. A program multiplies BLOCK_Q rows of
-    grad with the BLOCK_K values that end at the last of them, and keeps the diagonals next to the main one.
+    multiplied by loss_scale, `[B*Hq]` or with SPANS `[Hq, M]`; zero before the first key of a span. A program
+    multiplies BLOCK_Q rows of grad with the BLOCK_K values that end at the last of them, and keeps the diagonals next
+    to the main one.
     """
     blocks = tl.cdiv(query_rows, BLOCK_Q)
     batch_head = (tl.program_id(0) // blocks).to(tl.int64)
@@ -50,11 +51,16 @@ def _band_gradients_kernel(
     in_band = (back >= 0) & (back < BAND) & (key >= 0)[None, :] & inside[:, None]
     row = batch_head * query_rows + query
     logsumexp = tl.load(logsumexp_ptr + row, mask=inside, other=0.0) * LOG2_E
-    delta = tl.load(delta_ptr + row, mask=inside, other=0.0) / tl.load(loss_scale_ptr + batch_head)
+    delta = tl.load(delta_ptr + row, mask=inside, other=0.0)
+    if SPANS:
+        delta /= tl.load(loss_scale_ptr + row, mask=inside, other=1.0)
+    else:
+        delta /= tl.load(loss_scale_ptr + batch_head)
     in_strip = row[:, None] * PITCH + back
     p = _probability(tl.load(band_ptr + in_strip, mask=in_band, other=0.0) - logsumexp[:, None])
     if SPANS:
-        p = tl.where(key[None, :] >= tl.load(spans_ptr + query, mask=inside, other=0)[:, None], p, 0.0)
+        seen = key[None, :] >= tl.load(spans_ptr + query, mask=inside, other=0)[:, None]
+        p, dp = tl.where(seen, p, 0.0), tl.where(seen, dp, 0.0)
     tl.store(p_ptr + in_strip, p, mask=in_band)
     tl.store(band_grad_ptr + in_strip, p * (dp - delta[:, None]) * LN_2, mask=in_band)
 

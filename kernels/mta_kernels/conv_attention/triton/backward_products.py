@@ -10,7 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mta_kernels.conv_attention.triton.backward_scores import ALIGNED, Chunk, aligned_keys, aligned_rows, summed_keys
+from mta_kernels.conv_attention.triton.backward_scores import (
+    ALIGNED,
+    Chunk,
+    aligned_keys,
+    aligned_rows,
+    loss_scale_of,
+    summed_keys,
+)
 from mta_kernels.conv_attention.triton.launch import cdiv, describe_rows, launch, operand
 from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.gpu_limits import compiled_capability, shared_memory_limit
@@ -19,9 +26,9 @@ WIDE_TILE_BYTES = 200 * 1024  # of shared memory for tiles of 256 columns; sm_12
 
 
 @triton.jit
-def _product_factor(factor, loss_scale_ptr, units_ptr, batch_head):
-    """By what a head's product is multiplied: its left side has a loss scale, its right side units, ones if None."""
-    factor /= tl.load(loss_scale_ptr + batch_head)
+def _product_factor(factor, loss_scale_ptr, units_ptr, batch_head, row, rows, SPANS: tl.constexpr):
+    """By what rows of a head's product are multiplied: the left side has a loss scale, the right one units or None."""
+    factor /= loss_scale_of(loss_scale_ptr, batch_head, row, rows, SPANS)
     if units_ptr is not None:
         factor *= tl.load(units_ptr + batch_head)
     return factor
@@ -56,8 +63,8 @@ def _transposed_product_kernel(
         left = left_desc.load([batch_head, row, first_key]).reshape(BLOCK_K, BLOCK_M)
         right = right_desc.load([batch_head, first_row + row, first_column]).reshape(BLOCK_K, BLOCK_N)
         total = tl.dot(left.T, right, total, input_precision=PRECISION)
-    total *= _product_factor(factor, loss_scale_ptr, units_ptr, batch_head)
     key = first_key + tl.arange(0, BLOCK_M)
+    total *= _product_factor(factor, loss_scale_ptr, units_ptr, batch_head, key, key_rows, SPANS)
     column = first_column + tl.arange(0, BLOCK_N)
     inside = (key < keys)[:, None] & (column < columns)[None, :]
     out_ptr += (batch_head.to(tl.int64) * key_rows + key[:, None]) * columns + column[None, :]
@@ -94,8 +101,8 @@ def _row_product_kernel(
         left = left_desc.load([batch_head, start, key]).reshape(BLOCK_M, BLOCK_K)
         right = right_desc.load([right_head, key, first_column]).reshape(BLOCK_K, BLOCK_N)
         total = tl.dot(left, right, total, input_precision=PRECISION)
-    total *= _product_factor(factor, loss_scale_ptr, units_ptr, batch_head)
     row = start + tl.arange(0, BLOCK_M)
+    total *= _product_factor(factor, loss_scale_ptr, units_ptr, batch_head, first_row + row, query_rows, SPANS)
     column = first_column + tl.arange(0, BLOCK_N)
     out_ptr += (batch_head.to(tl.int64) * rows + row[:, None]) * columns + column[None, :]
     tl.store(out_ptr, total, mask=(row < rows)[:, None] & (column < columns)[None, :])
@@ -106,8 +113,8 @@ def add_transposed_product(
 ) -> None:
     """`out[j] += factor * units / loss_scale * sum_i left[i, j] * right[first_row + i]`.
 
-    left `[B*Hq, rows, keys]`, right `[B*Hq, M, columns]`, out `[B*Hq, N, columns]` float32, loss_scale and units
-    `[B*Hq]`, these ones if None; what out holds is counted where the chunks before this one wrote it.
+    left `[B*Hq, rows, keys]`, right `[B*Hq, M, columns]`, out `[B*Hq, N, columns]` float32, units `[B*Hq]`, ones if
+    None, loss_scale as `loss_scale_of` takes it; what out holds is counted where the chunks before this one wrote it.
     """
     scales, numbers = (loss_scale, units), (*chunk.numbers, summed_keys(chunk))
     _launch(_transposed_product_kernel, left, right, out, scales, chunk, numbers, factor=factor, transposed=True)
@@ -118,8 +125,8 @@ def row_product(
 ) -> Tensor:
     """`factor * units / loss_scale * sum_j left[i, j] * right[j]`: `[B*Hq, rows, columns]` float32.
 
-    left `[B*Hq, rows, keys]` starts at query `first_row`; right `[B*H, N, columns]`, where H divides Hq; loss_scale and
-    units `[B*Hq]`, these ones if None.
+    left `[B*Hq, rows, keys]` starts at query `first_row`; right `[B*H, N, columns]`, where H divides Hq; units
+    `[B*Hq]`, ones if None, loss_scale as `loss_scale_of` takes it.
     """
     batch_heads, rows = left.shape[:2]
     out = torch.empty(batch_heads, rows, right.shape[2], dtype=torch.float32, device=left.device)

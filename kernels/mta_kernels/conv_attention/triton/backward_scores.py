@@ -152,6 +152,16 @@ def _probabilities_kernel(
 
 
 @triton.jit
+def loss_scale_of(loss_scale_ptr, batch_head, row, rows, SPANS: tl.constexpr):
+    """Of loss_scale `[B*Hq]` a head's number, or with SPANS, of `[Hq, rows]`, each row's of its document `[.., 1]`."""
+    if SPANS:
+        scale = tl.load(loss_scale_ptr + batch_head.to(tl.int64) * rows + row, mask=row < rows, other=1.0)[:, None]
+    else:
+        scale = tl.load(loss_scale_ptr + batch_head)
+    return scale
+
+
+@triton.jit
 def _value_gradients_kernel(
     p_desc, dc_desc, v_desc, grad_desc, out_ptr, delta_ptr, loss_scale_ptr, seen_by_ptr,
     stride_ph, stride_pn, stride_vb, stride_vh, stride_vn, stride_gh, stride_gn,
@@ -163,7 +173,7 @@ def _value_gradients_kernel(
     """`dc[i, j] = p[i, j] * (grad[i] . v[j] - delta[i])` and `out[j] += sum_i p[i, j] * grad[i]`, for BLOCK_N keys.
 
     p and dc `[B*Hq, rows, keys]`, of equal strides, hold the rows from `first_row` on; v `[B, Hkv, N, D]`, grad
-    `[B*Hq, M, GRAD_PITCH]` and delta `[B*Hq, M]`, both multiplied by loss_scale `[B*Hq]`; out `[B*Hq, N, D]`
+    `[B*Hq, M, GRAD_PITCH]` and delta `[B*Hq, M]`, both multiplied by `loss_scale_of` rows; out `[B*Hq, N, D]`
     float32, of which the first `written` rows hold a sum already. dc is written where p is.
     """
     if not HOST_DESCRIPTORS:
@@ -186,10 +196,12 @@ def _value_gradients_kernel(
         delta = tl.load(delta_ptr + chunk_row, mask=chunk_row < rows, other=0.0)
         dp = tl.dot(grad, v.T, input_precision=PRECISION)
         dc = p.to(tl.float32) * (dp - delta[:, None])  # [BLOCK_M, BLOCK_N]
+        if SPANS:  # dp with another document's values may be infinite
+            dc = tl.where(p == 0.0, 0.0, dc)
         dc_desc.store([batch_head, row, first_key], dc.to(p.dtype).reshape(1, BLOCK_M, BLOCK_N))
         total = tl.dot(p.T, grad, total, input_precision=PRECISION)
-    total /= tl.load(loss_scale_ptr + batch_head)
     key = first_key + tl.arange(0, BLOCK_N)
+    total /= loss_scale_of(loss_scale_ptr, batch_head, key, key_rows, SPANS)
     dim = tl.arange(0, BLOCK_D)
     inside = (key < keys)[:, None] & (dim < head_dim)[None, :]
     out_ptr += (batch_head.to(tl.int64) * key_rows + key[:, None]) * head_dim + dim[None, :]

@@ -98,7 +98,7 @@ def value_gradients_problem(shape: TunedShape, device: torch.device) -> Problem:
     values, p, dc = inputs.prepared.values, inputs.p, inputs.dc
     launch_probabilities(inputs.prepared, inputs.logsumexp, p, inputs.chunk, inputs.candidates[0])
     grad_out = _normal(shape, device, *inputs.out.shape)
-    loss_scale = gradient_scale(grad_out, values)
+    loss_scale = gradient_scale(grad_out, values, None)
     grad_rows, delta = output_gradient(grad_out, inputs.out, loss_scale)
     dv = torch.zeros(p.shape[0], shape.seq_len, shape.head_dim, dtype=torch.float32, device=device)
 
