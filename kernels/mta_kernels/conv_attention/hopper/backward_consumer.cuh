@@ -173,9 +173,8 @@ struct Mainloop {
 #pragma unroll
                 for (int b = 0; b < 16; b++) {
                     const int key = first_key - LEFT + b / 2 * 8 + own.column + b % 2;
-                    if (key >= begin && key < end) continue;
-                    c[b / 2 * 4 + 2 * h + b % 2] = MINUS_INFINITY;
-                    if (SPANS) dp[b / 2 * 4 + 2 * h + b % 2] = 0;
+                    if (key < begin || key >= end) c[b / 2 * 4 + 2 * h + b % 2] = MINUS_INFINITY;
+                    if (SPANS && (key < begin || key >= end)) dp[b / 2 * 4 + 2 * h + b % 2] = 0;
                 }
             }
         }
