@@ -6,7 +6,6 @@ python mta_code.py TARGET [decode]
 from __future__ import annotations
 
 import json
-import re
 import sys
 
 import torch
@@ -75,13 +74,6 @@ def late_reads(code: str) -> int:
     return found
 
 
-def zero_divisors(code: str) -> int:
-    """Divisions by what may be zero: where the pipeliner hoists one, LLVM drops the guards of its copies."""
-    may_be_zero = set(re.findall(r"(%\S+) = arith\.maxsi \S+, %c0_i32", code))
-    divisors = re.findall(r"arith\.(?:div|rem)[su]i \S+, (%\S+)", code)
-    return sum(divisor in may_be_zero for divisor in divisors)
-
-
 def main() -> None:
     limits = limits_of(sys.argv[1])
     found = []
@@ -96,7 +88,6 @@ def main() -> None:
             "registers": usage.registers,
             "spilled": spills.stores, "shared": result.metadata.shared, "limit": limits.shared_per_block,
             "wgmma": result.asm["ptx"].count("wgmma.mma_async"), "late_reads": late_reads(result.asm["ttgir"]),
-            "zero_divisors": zero_divisors(result.asm["ttgir"]),
         })  # fmt: skip
 
     with launches_compile(limits, lambda name: True, compiled):

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mta_kernels.conv_attention.packing import largest_of_documents
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.gpu_limits import has_large_memory
 from mta_kernels.multi_token_attention import stages
@@ -224,10 +225,7 @@ def gradient_scale(grad_out: Tensor, v: Tensor, mixers: Mixers, documents: Tenso
         return found.where(found.isfinite(), 0.0).amax(1)
 
     def largest(x: Tensor) -> Tensor:
-        if documents is None:
-            return x.amax(1)
-        document = documents[0].long()
-        return x.new_zeros(x.shape[1]).scatter_reduce(0, document, x[0], "amax")[document]
+        return x.amax(1) if documents is None else largest_of_documents(x, documents)[0]
 
     length, value = largest(lengths(grad_out)), largest(lengths(v))
     # A softmax's gradient is at most twice its probabilities': by how much each step may enlarge what it is given.

@@ -66,7 +66,7 @@ def _taps_gradient_kernel(
     totals = ()
     for _ in tl.static_range(TAPS):
         totals = totals + (tl.zeros([INPUTS, OUTPUTS], tl.float32),)
-    row_tiles = tl.cdiv(owned, run)
+    row_tiles = tl.maximum(tl.cdiv(owned, run), 1)
     key_tiles = tl.cdiv(pitch, GROUPS * OUTPUTS)
     for tile in range(share, row_tiles * key_tiles, shares):
         first = above + tile % row_tiles * run
