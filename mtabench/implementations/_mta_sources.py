@@ -104,28 +104,6 @@ def rows_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
         yield CudaKernel(name, code, constants.threads // 32, plan.shared_memory, label)
 
 
-def tiles_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
-    """CUDA's tile kernels of a layer with all steps. Raises SkippedError."""
-    from mta_kernels.multi_token_attention.tiles_cuda.plan import MOST_HEADS, plan_on
-    from mta_kernels.multi_token_attention.tiles_cuda.tiles import MERGE_THREADS
-    from mta_kernels.nvrtc.structures import ELEMENTS
-    from mtabench.problem.inputs import DTYPES
-
-    dtype = DTYPES[shape.dtype]
-    if dtype not in ELEMENTS or shape.heads > MOST_HEADS or _too_many_taps(shape):
-        return
-    for post in (False, True):
-        conv, causal = shape.operation.conv, shape.causal
-        constants = plan_on(limits.shared_per_block, post, dtype, shape.heads, conv, True, causal, shape.packed)
-        if constants is None:
-            continue
-        need_compiler()
-        code = compiled(constants.source(limits.target + ("a" if limits.capability[0] == 9 else "")))
-        yield CudaKernel("post_tiles" if post else "pre_tiles", code, constants.warps, constants.shared_memory)
-        if not post:
-            yield CudaKernel("merge_statistics", code, MERGE_THREADS // 32, 0)
-
-
 def bands_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """CUDA's convolution kernels of a layer with all steps. Raises SkippedError."""
     from mta_kernels.multi_token_attention.bands_cuda import plan
@@ -166,7 +144,7 @@ def heads_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     if heads.shape_unsupported(limits.shared_per_block, dtype, shape.heads, {"heads": conv}) is not None:
         return
     for name, sizes in plan.TILES.items():
-        tiles = plan.TileConstants(name, dtype, shape.heads, shape.causal, packed, True, sizes)
+        tiles = plan.TileConstants(name, dtype, shape.heads, shape.causal, packed, sizes)
         yield CudaKernel(heads.KERNELS[name][0], compiled(tiles.source(target)), 1, tiles.shared_memory)
 
 
@@ -251,7 +229,6 @@ SOURCES = (
         "norm_gate", "norm_gate_backward", "gate_of_dims_backward",
     ), order=91),
     Source("mta_rows_cuda", rows_source, ("rows_cuda_forward", "rows_cuda_backward"), order=92),
-    Source("mta_tiles_cuda", tiles_source, ("pre_tiles", "merge_statistics", "post_tiles"), order=93),
     Source("mta_mix_cuda", mix_source, ("mix_logits", "finish_logits", "mix_values"), order=94),
     Source("mta_bands_cuda", bands_source, ("convolve_rows", "convolution_gradients"), order=95),
     Source("mta_heads_cuda", heads_source, (

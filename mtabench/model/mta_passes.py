@@ -27,7 +27,6 @@ from mta_kernels.multi_token_attention import stages
 from mta_kernels.multi_token_attention.bands_cuda.plan import CONVOLVE, GRADIENTS
 from mta_kernels.multi_token_attention.heads_cuda.plan import WalkConstants, walk_sizes
 from mta_kernels.multi_token_attention.rows_cuda.plan import plan_on as rows_plan_on
-from mta_kernels.multi_token_attention.tiles_cuda.plan import plan_on as tiles_plan_on
 from mta_kernels.operation import ONE_TAP, Convolution
 from mtabench.model import fused, mma
 from mtabench.model.devices import Device
@@ -41,7 +40,6 @@ SCORE_PRODUCT, ROW_PRODUCT, TRANSPOSED_PRODUCT = (0.76, 0.43), (0.86, 0.54), (0.
 # Warps that walk down their keys wait for shared memory, for each other and for L2 (decisions 50, 72 and 84): what they
 # reach of the rate of `mma.sync`, and of a copy's bandwidth.
 WALK_SHARE, WALK_MEMORY_SHARE = 0.36, 0.71
-TILES_SHARE = 0.27  # the same of the tile kernels, whose warps meet at barriers of a block
 # The row kernels' of a copy's bandwidth, where clusters of so many blocks fit on so many of an H200's 132 SMs.
 ROWS_SHARE = 0.76
 SMS, SMS_OF_CLUSTERS = 132, {1: 132, 2: 132, 4: 120, 8: 120, 16: 112}
@@ -154,7 +152,7 @@ def _forward(call: Call) -> list[Kernel]:
     )  # fmt: skip
     if by == "mix":
         return _mix(call)
-    between = {"heads": _between_by_heads, "tiles": _between_by_tiles, "stages": _between_by_stages}[by]
+    between = {"heads": _between_by_heads, "stages": _between_by_stages}[by]
     return [_product(call, "_score_product_kernel", SCORE_PRODUCT), *between(call), _row_product(call)]
 
 
@@ -187,27 +185,6 @@ def _between_by_heads(call: Call) -> list[Kernel]:
         Kernel("merge_pieces", launches=call.launches, memory_bytes=units * 3 * FLOAT, memory_share=fused.SMALL_SHARE),
         replace(post, memory_bytes=post.memory_bytes + units * FLOAT),
     ]
-
-
-def _between_by_tiles(call: Call) -> list[Kernel]:
-    """The same by tiles of 32 rows of all heads, which have the rows above once more."""
-    case, operation, found = call.case, call.case.operation, []
-    steps = (operation.pre_conv, operation.pre_mix), (operation.post_conv, operation.post_mix)
-    for post, (step, mix) in enumerate(steps):
-        conv = step or ONE_TAP
-        plan = tiles_plan_on(
-            call.gpu.shared_memory, bool(post), call.dtype, case.heads, conv, mix is not None, operation.causal, False
-        )
-        assert plan
-        halo = 1 + (conv.query_taps - 1) / plan.rows
-        found.append(
-            Kernel(
-                "post_tiles" if post else "pre_tiles", launches=call.launches, by_mma=True, tensor_share=TILES_SHARE,
-                macs=call.stored * (mma.convolution_macs(conv) + call.mixing_macs * (mix is not None)),
-                exponentials=call.stored, memory_bytes=call.bytes_of(1 + halo),
-            )
-        )  # fmt: skip
-    return [found[0], Kernel("merge_statistics", launches=call.launches), found[1]]
 
 
 def _between_by_stages(call: Call) -> list[Kernel]:

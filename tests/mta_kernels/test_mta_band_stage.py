@@ -25,7 +25,7 @@ def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     small_chunks(monkeypatch)
     monkeypatch.setattr(plan, "CONVOLVE", plan.Sizes(20, 3, 1))
     monkeypatch.setattr(plan, "GRADIENTS", plan.Sizes(20, 2, 1))
-    take_cuda(monkeypatch, "CUDA_BANDS", never=("CUDA_TILES", "CUDA_HEADS", "CUDA_BACKWARD_HEADS"))
+    take_cuda(monkeypatch, "CUDA_BANDS", never=("CUDA_HEADS", "CUDA_BACKWARD_HEADS"))
     bands = band_stage.bands
     if DEVICE != "cuda":
         request.getfixturevalue("emulated_bands")

@@ -27,7 +27,7 @@ def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     small_chunks(monkeypatch)
     monkeypatch.setattr(plan, "CONVOLVE", plan.Sizes(20, 3, 1))
     monkeypatch.setattr(plan, "GRADIENTS", plan.Sizes(20, 2, 1))
-    take_cuda(monkeypatch, "CUDA_BANDS", "CUDA_BACKWARD_HEADS", never=("CUDA_TILES", "CUDA_HEADS"))
+    take_cuda(monkeypatch, "CUDA_BANDS", "CUDA_BACKWARD_HEADS", never=("CUDA_HEADS",))
     if DEVICE != "cuda":
         request.getfixturevalue("emulated_bands")
         request.getfixturevalue("emulated_heads")

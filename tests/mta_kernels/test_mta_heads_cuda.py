@@ -42,7 +42,6 @@ class Case(ChunkCase):
     """A chunk whose heads are mixed."""
 
     heads: int = 3
-    round_logits: bool = False
     conv: Convolution = TAPS
     tiles: plan.Sizes | None = None
     sizes: plan.WalkSizes | None = None
@@ -65,8 +64,7 @@ class Case(ChunkCase):
         return torch.einsum("hg,bgij->bhij", weights.double(), self.known(x))
 
     def logits(self, x: Tensor) -> Tensor:
-        logits = self.mixed(x, self.mixings()[0])
-        return logits.to(self.dtype).double() if self.round_logits else logits
+        return self.mixed(x, self.mixings()[0])
 
     def logsumexp(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`[B, H, M]`, rounded up to 1 / 16, NaN but for the chunk's queries; and what it is less than that."""
@@ -110,7 +108,7 @@ class Case(ChunkCase):
         every = {name: self.tiles for name in plan.TILES} if self.tiles else None
         return HeadMixings(
             pre, post, self.taps().to(DEVICE), self.conv, self.dtype, self.batch, [(self.rows + 200, self.pitch + 128)],
-            round_logits=self.round_logits, tiles=every, heads=self.sizes,
+            tiles=every, heads=self.sizes,
         )  # fmt: skip
 
     def own(self) -> dict[str, int]:
@@ -134,8 +132,7 @@ def check_probabilities(case: Case) -> list[Tensor]:
     of_x, out = x.to(DEVICE), nothing.to(DEVICE)
     sums, keys = case.kernels().probabilities(of_x, out, logsumexp.to(DEVICE), case.where())
     assert torch.equal(of_x.cpu().nan_to_num(9), x.nan_to_num(9))
-    # A logit that is nearly between two numbers may be rounded to either.
-    eps = torch.finfo(case.dtype).eps * (8 if case.round_logits else 1)
+    eps = torch.finfo(case.dtype).eps
     check_stored(case, out, case.probabilities(x, case.of_rows(logsumexp)), nothing, eps)
     return [out, check_sums(case, out, sums, keys, case.stored())]
 
@@ -155,7 +152,7 @@ def check_sums(case: Case, out: Tensor, sums: Tensor, keys: int, written: Tensor
 def check_rebuilt(case: Case) -> list[Tensor]:
     x, nothing = case.scores(1), torch.full_like(case.scores(1), torch.nan)
     eps, want = torch.finfo(case.dtype).eps, case.convolved(x)
-    logsumexp, _ = replace(case, round_logits=False).logsumexp(want.to(case.dtype))
+    logsumexp, _ = case.logsumexp(want.to(case.dtype))
     of_x, convolved, out = x.to(DEVICE), nothing.to(DEVICE, copy=True), nothing.to(DEVICE, copy=True)
     sums, keys = rebuild_probabilities(
         of_x, case.mixings()[0].to(DEVICE), convolved, out, logsumexp.to(DEVICE), case.where(),
@@ -163,7 +160,7 @@ def check_rebuilt(case: Case) -> list[Tensor]:
     )  # fmt: skip
     assert torch.equal(of_x.cpu().nan_to_num(9), x.nan_to_num(9))
     check_stored(case, convolved, want, nothing, eps)
-    exact = replace(case, round_logits=False).probabilities(convolved.cpu(), case.of_rows(logsumexp))
+    exact = case.probabilities(convolved.cpu(), case.of_rows(logsumexp))
     check_stored(case, out, exact, nothing, eps)
     return [convolved, out, check_sums(case, out, sums, keys, case.seen())]
 
@@ -193,7 +190,7 @@ def check_logits(case: Case) -> list[Tensor]:
         kernels.differentiate(x.to(DEVICE), dx, *of_rows, case.where(), **case.own())
     p = case.probabilities(x, case.of_rows(logsumexp), residual)
     dl = (p * (case.known(grad) - delta.double()[..., None])).where(case.seen(), 0)
-    eps *= 8 if case.round_logits else 2
+    eps *= 2
     check_stored(case, dx, case.mixed(dl, pre.T), grad, eps)
     near(case, kernels.dpre(), 2 * case.products(dl / case.scale_of_rows(), x), eps)
     return [dx, kernels.dpre()]
@@ -210,7 +207,7 @@ def check(case: Case) -> list[Tensor]:
 
 @pytest.mark.parametrize(("causal", "dtype"), [(True, BF16), (False, FP16)])
 def test_a_chunk(gpu, causal: bool, dtype: torch.dtype) -> None:
-    check(Case(causal=causal, dtype=dtype, round_logits=causal))
+    check(Case(causal=causal, dtype=dtype))
 
 
 @pytest.mark.parametrize(
@@ -330,7 +327,7 @@ def test_it_compiles_with_hardly_a_spill(name: str) -> None:
     if name in plan.WALKS:
         constants = plan.WalkConstants(name, BF16, 16, TAPS, True, False, plan.walk_sizes(name, (9, 0)))
     else:
-        constants = plan.TileConstants(name, BF16, 16, True, False, True, plan.TILES[name])
+        constants = plan.TileConstants(name, BF16, 16, True, False, plan.TILES[name])
     code, words = compiler.compile_source(constants.source("sm_90a"))
     assert code.startswith(b"\x7fELF")
     if "ptxas info" not in words:

@@ -30,9 +30,9 @@ def forward(operation: Operation, gpu: Gpu | None, **other) -> str:
         (MIXED, H200, {"head_dim": 128, "key_rows": 4096}, "mix"),
         (ALL, H200, {}, "heads"),
         (ALL, A100, {"documents": True}, "heads"),
-        (ALL, RTX_4090, {}, "tiles"),
-        (ALL, H200, {"heads": 32}, "tiles"),
-        (Operation(TAPS, 1.0, True, None, TAPS, MIX), H200, {}, "tiles"),
+        (ALL, RTX_4090, {}, "stages"),
+        (ALL, H200, {"heads": 32}, "stages"),
+        (Operation(TAPS, 1.0, True, None, TAPS, MIX), H200, {}, "stages"),
         (Operation(TAPS, 1.0, True, MIX), H200, {}, "stages"),
         (ALL, H200, {"dtype": FP32}, "stages"),
         (ALL, None, {}, "stages"),
@@ -42,8 +42,6 @@ def forward(operation: Operation, gpu: Gpu | None, **other) -> str:
 )
 def test_forward(operation: Operation, gpu: Gpu | None, other: dict, by: str) -> None:
     assert forward(operation, gpu, **other) == by
-    dtype, heads, documents = other.get("dtype", BF16), other.get("heads", 16), other.get("documents", False)
-    assert stages.rounds_logits(operation, gpu, dtype, heads, documents=documents) == (by == "tiles")
 
 
 def test_backward() -> None:
@@ -54,12 +52,11 @@ def test_backward() -> None:
     assert rows == [True, False, False]
 
 
-@pytest.mark.parametrize("switch", ["CUDA_MIX", "CUDA_HEADS", "CUDA_TILES"])
-def test_measurements_turn_kernels_off(monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
-    operation, gpu = {"CUDA_MIX": (MIXED, H200), "CUDA_HEADS": (ALL, H200), "CUDA_TILES": (ALL, RTX_4090)}[switch]
-    before = forward(operation, gpu)
+@pytest.mark.parametrize(("switch", "operation"), [("CUDA_MIX", MIXED), ("CUDA_HEADS", ALL)])
+def test_measurements_turn_kernels_off(monkeypatch: pytest.MonkeyPatch, switch: str, operation: Operation) -> None:
+    assert forward(operation, H200) != "stages"
     monkeypatch.setattr(stages, switch, False)
-    assert forward(operation, gpu) != before
+    assert forward(operation, H200) == "stages"
 
 
 def test_what_is_no_nvidia_gpu_has_none_of_these_kernels() -> None:
@@ -78,7 +75,7 @@ AFTER = Operation(None, 1.0, True, MIX, TAPS, MIX)
         (MIXED, H200, BF16, ("mix_logits", "mix_values"), ("mix_rows_backward",)),
         (MIXED, A100, BF16, ("mix_rows",), ("mix_rows_backward",)),  # of the first chunks
         (ALL, H200, BF16, ("pre_heads", "post_heads"), ("rebuild_probabilities", *BY_HEADS, GRADIENTS)),
-        (ALL, RTX_4090, BF16, ("pre_tiles", "post_tiles"), ("convolve_rows", GRADIENTS)),
+        (ALL, RTX_4090, BF16, ("convolve_rows",), ("convolve_rows", GRADIENTS)),
         (AFTER, H200, BF16, ("pre_heads", "post_heads"), ("mix_probabilities", *BY_HEADS, GRADIENTS)),
         (Operation(TAPS, 1.0, True, MIX), H200, BF16, ("convolve_rows",), ("convolve_rows", GRADIENTS)),
         (ALL, H200, FP32, (), ()),

@@ -26,8 +26,8 @@ H200, A100, B200 = find_device("h200"), find_device("a100"), find_device("b200")
 FILES = "mta-all-fwd", "mta-all-bwd", "mta-mix-fwd", "mta-mix-bwd", "mta-550m", "mta-550m-all"
 # Switches of `stages` without which a call takes what the rows `kernels` of mta-stages.csv are of.
 WITHOUT = {
-    "cuda rows": ("CUDA_MIX",), "cuda tiles": ("CUDA_HEADS",),
-    "triton stages": ("CUDA_HEADS", "CUDA_TILES", "CUDA_ROWS", "CUDA_BANDS", "CUDA_BACKWARD_HEADS"),
+    "cuda rows": ("CUDA_MIX",),
+    "triton stages": ("CUDA_HEADS", "CUDA_ROWS", "CUDA_BANDS", "CUDA_BACKWARD_HEADS"),
 }  # fmt: skip
 
 
@@ -138,15 +138,17 @@ GRADIENTS = "_row_product_kernel", "_transposed_product_kernel"
     [
         (cell(ALL), H200, ["pre_heads", "merge_pieces", "post_heads"]),
         (cell(ALL), A100, ["pre_heads", "merge_pieces", "post_heads"]),
-        (cell(ALL, heads=32, kv_heads=32), H200, ["pre_tiles", "merge_statistics", "post_tiles"]),
-        (cell(ALL, mix=None), H200, ["pre_tiles", "merge_statistics", "post_tiles"]),
+        (cell(ALL, heads=32, kv_heads=32), H200, [
+            "convolve_rows", "_mix_rows_kernel", "convolve_rows", "_mix_heads_kernel",
+        ]),
+        (cell(ALL, mix=None), H200, ["convolve_rows", "_mix_rows_kernel", "convolve_rows"]),
         (cell(ALL, post=None), H200, ["convolve_rows", "_mix_rows_kernel"]),
         (cell(), A100, ["mix_rows"]),
         (cell(seq=16384), A100, ["mix_rows", "_mix_rows_kernel"]),
         (cell(head_dim=128, seq=2048), H200, ["mix_rows"]),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_forward_has_the_kernels_that_are_launched(case, device, between):
     assert names(case, device) == [PRODUCTS[0], *between, PRODUCTS[1]]
 

@@ -9,9 +9,7 @@ from mta_kernels.multi_token_attention import stages
 from mta_kernels.operation import Operation
 from mta_kernels.score_chunks import chunk_rows, halo_rows
 
-FORWARD = {
-    "mix": ("mix_logits", "mix_values"), "heads": ("pre_heads", "post_heads"), "tiles": ("pre_tiles", "post_tiles"),
-}  # fmt: skip
+FORWARD = {"mix": ("mix_logits", "mix_values"), "heads": ("pre_heads", "post_heads")}
 BACKWARD_HEADS = ("convolve_heads", "differentiate_logits")  # behind what makes probabilities
 
 

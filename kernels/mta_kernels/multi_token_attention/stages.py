@@ -17,14 +17,12 @@ from mta_kernels.multi_token_attention.heads_cuda import heads as meeting
 from mta_kernels.multi_token_attention.mix_cuda import shapes as mix
 from mta_kernels.multi_token_attention.mix_cuda.values_plan import constants_for as values_constants
 from mta_kernels.multi_token_attention.rows_cuda import rows
-from mta_kernels.multi_token_attention.tiles_cuda import tiles
 from mta_kernels.nvrtc.compiler import missing_package
 from mta_kernels.operation import ONE_TAP, Convolution, Operation
 
 # Whether to take CUDA's kernels where they run; measurements and tests turn them off.
 CUDA_MIX = True  # forward, heads mixed and nothing convolved
 CUDA_HEADS = True  # forward with a convolution of probabilities, where heads meet
-CUDA_TILES = True  # the same, where those do not run
 CUDA_ROWS = True  # both passes, nothing convolved
 CUDA_BANDS = True  # convolutions and their gradients
 CUDA_BACKWARD_HEADS = True  # mixings of a backward with a convolution of probabilities
@@ -33,8 +31,8 @@ CUDA_BACKWARD_HEADS = True  # mixings of a backward with a convolution of probab
 SMALL_HEAD_DIM, MANY_KEYS, LEAST_BLOCKS = 64, 4096, 64
 
 # Of a forward: kernels from queries to the output (`mix_cuda`); between the two products those in which heads meet
-# (`heads_cuda`) or the tile kernels (`tiles_cuda`); or a stage a step, of which `convolves` and `mixes_rows` know more.
-Forward = Literal["mix", "heads", "tiles", "stages"]
+# (`heads_cuda`); or a stage a step, of which `convolves` and `mixes_rows` know more.
+Forward = Literal["mix", "heads", "stages"]
 
 
 @functools.lru_cache(256)
@@ -55,20 +53,7 @@ def forward(
         return "mix"
     if CUDA_HEADS and _heads_meet(operation, gpu, dtype, heads):
         return "heads"
-    if CUDA_TILES and _has_tiles(operation, gpu, dtype, heads, documents):
-        return "tiles"
     return "stages"
-
-
-def rounds_logits(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int, *, documents: bool) -> bool:
-    """Whether the forward rounds logits to q's dtype, as the tile kernels do.
-
-    The backward of what these take rounds its logits, too: gradients that nearly cancel, as those of a mixing before a
-    norm do, need the probabilities that the output was made of.
-    """
-    if CUDA_HEADS and _heads_meet(operation, gpu, dtype, heads):
-        return False
-    return CUDA_TILES and _has_tiles(operation, gpu, dtype, heads, documents)
 
 
 @functools.lru_cache(256)
@@ -99,15 +84,6 @@ def _heads_meet(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads
     return meeting.shape_unsupported(gpu.shared_memory, dtype, heads, convolutions) is None
 
 
-@functools.lru_cache(256)
-def _has_tiles(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int, documents: bool) -> bool:
-    """Whether the tile kernels can do it."""
-    if gpu is None or operation.post_conv is None:
-        return False
-    convolutions = operation.pre_conv, operation.post_conv
-    return tiles.shape_unsupported(gpu, dtype, heads, *convolutions, documents=documents) is None
-
-
 def convolves(convolution: Convolution, gpu: Gpu | None, dtype: torch.dtype) -> bool:
     """Whether CUDA's kernels do a convolution of stored scores, and its gradients."""
     return CUDA_BANDS and gpu is not None and bands.shape_unsupported(dtype, convolution) is None
@@ -136,7 +112,7 @@ def heads_meet_backward(operation: Operation, gpu: Gpu | None, dtype: torch.dtyp
 def rebuilds(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int) -> bool:
     """Whether one of these kernels convolves scores and makes probabilities of them: where the forward's do the same.
 
-    These have not rounded logits, and need as much memory.
+    These need as much memory.
     """
     forward_meets = CUDA_HEADS and operation.pre_conv is not None and _heads_meet(operation, gpu, dtype, heads)
     return forward_meets and heads_meet_backward(operation, gpu, dtype, heads)

@@ -67,17 +67,16 @@ class HeadMixings:
 
     def __init__(
         self, pre_mix: Tensor, post_mix: Tensor, taps: Tensor, conv: Convolution, dtype: torch.dtype, batch: int,
-        chunks: Iterable[tuple[int, int]], *, round_logits: bool, tiles: dict[str, plan.Sizes] | None = None,
+        chunks: Iterable[tuple[int, int]], *, tiles: dict[str, plan.Sizes] | None = None,
         heads: plan.WalkSizes | None = None,
     ) -> None:  # fmt: skip
         """`pre_mix [H, H]` (out, in), `post_mix [H, H]` (in, out), `taps [H, cq, ck]` of the convolution in between.
 
-        Of `chunks` with so many rows and keys (`rows`, `pitch`), and up to `batch` sequences. With `round_logits`,
-        logits are rounded to dtype.
-        `tiles` and `heads` override the sizes that would be chosen, for measurements.
+        Of `chunks` with so many rows and keys (`rows`, `pitch`), and up to `batch` sequences. `tiles` and `heads`
+        override the sizes that would be chosen, for measurements.
         """
         self.pre, self.post, self.taps = (x.to(dtype).contiguous() for x in (pre_mix, post_mix, taps))
-        self.conv, self.round_logits = conv, round_logits
+        self.conv = conv
         self.tiles, self.heads, self.even = tiles or plan.TILES, heads or plan.WALKS["heads"], heads is None
         count, device = pre_mix.shape[0], pre_mix.device
 
@@ -161,7 +160,7 @@ class HeadMixings:
 
     def _launch(self, name: str, arguments: Arguments, x: Tensor, where: Rows) -> None:
         constants = TileConstants(
-            name, x.dtype, x.shape[1], where.causal, where.documents is not None, self.round_logits, self.tiles[name]
+            name, x.dtype, x.shape[1], where.causal, where.documents is not None, self.tiles[name]
         )
         compiled = kernel(*KERNELS[name], constants, x.device)
         blocks, threads = (arguments.warps, 1), bands.plan.THREADS

@@ -93,7 +93,6 @@ class TileConstants:
     heads: int
     causal: bool
     documents: bool
-    round_logits: bool
     sizes: Sizes
 
     @functools.cached_property
@@ -105,8 +104,7 @@ class TileConstants:
         constants = {
             "ELEMENT": ELEMENTS[self.dtype], "HEADS": self.heads, "KEYS": self.sizes.keys,
             "OPERANDS": OPERANDS[self.name], "CAUSAL": int(self.causal), "DOCUMENTS": int(self.documents),
-            "ROUND": int(self.round_logits), "STAGES": self.sizes.stages, "SHARED_BYTES": self.shared_memory,
-            "BLOCKS_AN_SM": self.sizes.warps,
+            "STAGES": self.sizes.stages, "SHARED_BYTES": self.shared_memory, "BLOCKS_AN_SM": self.sizes.warps,
         }  # fmt: skip
         own = headers_in(FOLDER, ("mixing.cuh", "tiles.cuh", "softmax.cuh"))
         headers = {**own, **headers_in(bands.FOLDER, ("stored.cuh",))}
@@ -157,7 +155,6 @@ class WalkConstants:
         }  # fmt: skip
         own = ["mixing.cuh", "walk.cuh", "mixed.cuh"]
         if self.name == "rebuild":
-            constants["ROUND"] = 0  # the forward's kernels in which heads meet do not round logits
             own.append("softmax.cuh")
         headers = {**of_a_head.headers, **headers_in(FOLDER, own)}
         return Source(FOLDER / f"{self.name}.cu", architecture, constants, headers)

@@ -1,6 +1,4 @@
 // The probabilities of a row's logits, by their logsumexp. `Arguments` are those of the kernel that includes this.
-//
-// Constants: ROUND, whether logits are rounded, as the forward's kernels have stored them.
 #pragma once
 #include "mixing.cuh"
 
@@ -31,13 +29,10 @@ struct Softmax {
     }
     // Keys from `first` on, zeros where the row does not see them unless it sees the `whole` tile.
     template <bool Whole> DEVICE void probabilities(Numbers& logits, const Seen& seen, int first) const {
-        uint32_t rounded[4];
-        if (ROUND) round_pairs(rounded, logits);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const int half = i % 4 / 2, key = first + i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
-            const float logit = ROUND ? number_of(rounded[i / 4 * 2 + half], i % 2) : logits[i / 4][i % 4];
-            const float p = probability(logit, half);
+            const float p = probability(logits[i / 4][i % 4], half);
             logits[i / 4][i % 4] = Whole || seen.all(key, 1) ? p : 0;
         }
     }

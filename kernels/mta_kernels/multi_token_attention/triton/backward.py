@@ -62,9 +62,7 @@ def mixed_attention_backward(
         sums = q.new_empty(2, sequences, kv_heads, key_rows, head_dim, dtype=torch.float32).unbind()
     else:
         sums = dk, dv  # nothing is added up
-    gpu = stages.cuda_gpu(q.device)
-    rounds = stages.rounds_logits(operation, gpu, q.dtype, heads, documents=documents is not None)
-    steps = Stages(operation, mixers, q, sequences, plan, round_logits=rounds)
+    steps = Stages(operation, mixers, q, sequences, plan)
     size = max(math.prod(chunk.shape) for chunk in plan) * sequences * heads
     memories = q.new_empty(steps.buffers, size).unbind()
     if operation.post_conv is not None:  # that of coarse rows is computed again
@@ -96,11 +94,8 @@ def mixed_attention_backward(
 class Stages:
     """What is between the products: from scores and gradients of mixed probabilities to gradients of scores."""
 
-    def __init__(
-        self, operation: Operation, mixers: Mixers, q: Tensor, sequences: int, plan: list[Chunk], *, round_logits: bool
-    ) -> None:
-        """With `round_logits` where the forward's kernels have rounded its logits to q's dtype."""
-        self.mixers, self.round_logits = mixers, round_logits
+    def __init__(self, operation: Operation, mixers: Mixers, q: Tensor, sequences: int, plan: list[Chunk]) -> None:
+        self.mixers = mixers
         self.mixings = MixingGradients(q, q.shape[1])
         self.rebuild, self.convolve_before = None, None  # one of them, where there is a convolution before
         if mixers.pre_conv is not None and stages.rebuilds(operation, stages.cuda_gpu(q.device), q.dtype, q.shape[1]):
@@ -119,7 +114,7 @@ class Stages:
         )  # fmt: skip
         self.heads = None
         if stages.heads_meet_backward(operation, stages.cuda_gpu(q.device), q.dtype, q.shape[1]):
-            self.heads = _mixings(operation, mixers, q, sequences, plan, round_logits=round_logits)
+            self.heads = _mixings(operation, mixers, q, sequences, plan)
         self.buffers = 2 + (self.before is not None) + 2 * (self.after is not None)
 
     def run(
@@ -156,7 +151,7 @@ class Stages:
                 sums = self.heads.probabilities(convolved, *made)
             mix_rows(
                 convolved, pre_mix, None, logsumexp, chunk=replace(chunk, above=0), out=probabilities,
-                corrections=corrections, round_logits=self.round_logits, sums=sums,
+                corrections=corrections, sums=sums,
             )  # fmt: skip
             if self.heads is not None:
                 self.heads.convolve(probabilities, mixed, grad, where, **own)
@@ -174,7 +169,7 @@ class Stages:
             else:
                 mix_rows_backward(
                     convolved, grad, pre_mix, None, logsumexp, self.mixings, chunk=chunk, loss_scale=loss_scale,
-                    write=False, delta=delta, corrections=corrections, round_logits=self.round_logits,
+                    write=False, delta=delta, corrections=corrections,
                 )  # fmt: skip
         if self.before is not None:
             self.before.add(scores, grad, free, chunk, loss_scale)
@@ -199,15 +194,13 @@ class Stages:
         return Mixers(*(like(grad, mixer) for grad, mixer in zip(found, self.mixers, strict=True)))
 
 
-def _mixings(
-    operation: Operation, mixers: Mixers, q: Tensor, sequences: int, plan: list[Chunk], *, round_logits: bool
-) -> HeadMixings:
+def _mixings(operation: Operation, mixers: Mixers, q: Tensor, sequences: int, plan: list[Chunk]) -> HeadMixings:
     """CUDA's mixings of chunks of `plan`, of up to `sequences` sequences each."""
     pre_mix, post_mix, taps, conv = mixers.pre_mix, mixers.post_mix, mixers.post_conv, operation.post_conv
     if pre_mix is None or post_mix is None or taps is None or conv is None:
         raise ValueError("the kernels in which heads meet need both mixings, and taps after the softmax")
     shapes = [chunk.shape for chunk in plan]
-    return HeadMixings(pre_mix, post_mix, taps, conv, q.dtype, sequences, shapes, round_logits=round_logits)
+    return HeadMixings(pre_mix, post_mix, taps, conv, q.dtype, sequences, shapes)
 
 
 def gradient_scale(grad_out: Tensor, v: Tensor, mixers: Mixers, documents: Tensor | None) -> Tensor | None:

@@ -11,7 +11,7 @@ from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.gpu_limits import has_large_memory
 from mta_kernels.multi_token_attention import stages
 from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.multi_token_attention.triton import mix_stage, tile_stage
+from mta_kernels.multi_token_attention.triton import heads_stage, mix_stage
 from mta_kernels.multi_token_attention.triton.band_stage import convolution_of
 from mta_kernels.multi_token_attention.triton.chunks import chunks
 from mta_kernels.multi_token_attention.triton.heads import mix_heads
@@ -41,11 +41,8 @@ def mixed_attention_forward(
         key_rows=key_rows, rows=plan[0].rows, sequences=sequences,
     )  # fmt: skip
     given = operation, q, k, v, mixers, plan, sequences, size, out, logsumexp
-    if by == "mix":
-        mix_stage.run_chunks(*given)
-        return out, logsumexp
     if by != "stages":
-        tile_stage.run_chunks(*given, by_heads=by == "heads")
+        {"mix": mix_stage, "heads": heads_stage}[by].run_chunks(*given)
         return out, logsumexp
     before = convolution_of(operation.pre_conv, mixers.pre_conv, q)
     after = convolution_of(operation.post_conv, mixers.post_conv, q)

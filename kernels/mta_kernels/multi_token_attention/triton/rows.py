@@ -51,13 +51,6 @@ def mixed(x, mix, MIX: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def logits_of(scores, pre, MIX: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr):
-    """`mixed`, with ROUND as a kernel that stores logits in the dtype of scores leaves them."""
-    logits = mixed(scores, pre, MIX, PRECISION)
-    return logits.to(scores.dtype).to(tl.float32) if ROUND else logits
-
-
-@triton.jit
 def store_keys(row_ptr, key, x, start, end, heads, HEADS: tl.constexpr):
     """`x [keys, HEADS]` to `row_ptr [HEADS, 1]`, the keys from start to end, multiples of 8."""
     head = tl.arange(0, HEADS)
@@ -74,7 +67,7 @@ def store_zeros(row_ptr, start, end, heads, HEADS: tl.constexpr, C: tl.constexpr
 
 
 @triton.jit
-def row_statistics(row_ptr, pre, start, end, heads, MIX: tl.constexpr, ROUND: tl.constexpr, HEADS: tl.constexpr,
+def row_statistics(row_ptr, pre, start, end, heads, MIX: tl.constexpr, HEADS: tl.constexpr,
                    C: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """The maximum of a row's logits and the sum of `exp(logit - maximum)`: `[HEADS]` each."""
     highest = tl.full([LANES, HEADS], LOWEST, tl.float32)
@@ -82,7 +75,7 @@ def row_statistics(row_ptr, pre, start, end, heads, MIX: tl.constexpr, ROUND: tl
     for first in tl.range(start // C * C, end, C, num_stages=STAGES):
         key = first + tl.arange(0, C)
         scores = load_keys(row_ptr, key, start, end, heads, HEADS)
-        logits = logits_of(scores, pre, MIX, ROUND, PRECISION)  # [C, HEADS]
+        logits = mixed(scores, pre, MIX, PRECISION)  # [C, HEADS]
         logits = tl.where(((key >= start) & (key < end))[:, None], logits, -float("inf"))
         logits = tl.reshape(logits, [C // LANES, LANES, HEADS])
         higher = tl.maximum(highest, tl.max(logits, 0))
@@ -100,9 +93,9 @@ def _mix_rows_kernel(
     stride_pre_out, stride_pre_in, stride_post_in, stride_post_out, stride_lb, stride_lh, stride_ln,
     stride_sb, stride_sh, stride_sn, stride_ss,
     heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, total_rows, segment_keys,
-    PRE: tl.constexpr, POST: tl.constexpr, ROUND: tl.constexpr, CORRECT: tl.constexpr, SUMMED: tl.constexpr,
-    CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr, CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr,
-    LANES: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    PRE: tl.constexpr, POST: tl.constexpr, CORRECT: tl.constexpr, SUMMED: tl.constexpr, CAUSAL: tl.constexpr,
+    DOCUMENTS: tl.constexpr, CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr, LANES: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`out = post(softmax(pre(scores)))` of rows of `scores [B, H, rows, pitch]`, and the logsumexp of `pre(scores)`.
 
@@ -140,9 +133,7 @@ def _mix_rows_kernel(
                 there = (head < heads)[:, None] & (segment * segment_keys < end)[None, :]
                 stored += tl.sum(tl.load(sums_row + segment[None, :] * stride_ss, mask=there, other=0.0), 1)
         if computed:
-            maximum, total = row_statistics(
-                row_ptr, pre, start, end, heads, PRE, ROUND, HEADS, C, LANES, STAGES, PRECISION
-            )
+            maximum, total = row_statistics(row_ptr, pre, start, end, heads, PRE, HEADS, C, LANES, STAGES, PRECISION)
             total = tl.where(end > start, total, 1.0)
             factor = 1.0 / total
             inside = (head < heads) & (end > start) & (row >= above)
@@ -158,7 +149,7 @@ def _mix_rows_kernel(
             for first in tl.range(first_tile, end, C, num_stages=STAGES):
                 key = first + tl.arange(0, C)
                 scores = load_keys(row_ptr, key, start, end, heads, HEADS)
-                logits = logits_of(scores, pre, PRE, ROUND, PRECISION)  # [C, HEADS]
+                logits = mixed(scores, pre, PRE, PRECISION)  # [C, HEADS]
                 p = tl.exp2(tl.minimum((logits - maximum[None, :]) * LOG2_E, 0.0, propagate_nan=tl.PropagateNan.ALL))
                 p = tl.where(((key >= start) & (key < end))[:, None], p * factor[None, :], 0.0)
                 if POST:
@@ -177,7 +168,7 @@ def _mix_rows_kernel(
 
 def mix_rows(
     scores: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor, *,
-    chunk: Chunk, out: Tensor | None = None, corrections: Tensor | None = None, round_logits: bool = False,
+    chunk: Chunk, out: Tensor | None = None, corrections: Tensor | None = None,
     sums: tuple[Tensor, int] | None = None,
 ) -> None:  # fmt: skip
     """`scores [B, H, rows, pitch]` to mixed probabilities, zero at keys that are not seen, in place or to `out`.
@@ -185,9 +176,9 @@ def mix_rows(
     `pre_mix [H, H]` (out, in) mixes the scores of heads, `post_mix [H, H]` (in, out) the probabilities. `logsumexp
     [B, H, M]` float32 of all queries is written but at the chunk's rows above its own. `corrections [2, B, H, rows]`
     float32 are written if given: by how much the logsumexp is less than it were exactly, and what the probabilities add
-    up to as stored. With `round_logits`, logits are rounded to the dtype of scores. With `sums [B, H,
-    rows, segments]`, each of so many keys and read where a row sees one of these, `out` has all rows already, and those
-    are written again whose logsumexp, as given, is beyond COARSE in a head.
+    up to as stored. With `sums [B, H, rows, segments]`, each of so many keys and read where a row sees one of
+    these, `out` has all rows already, and those are written again whose logsumexp, as given, is beyond COARSE in a
+    head.
     """
     batch, heads, rows, pitch = scores.shape
     tile = row_tile(heads, scores.element_size(), FORWARD)
@@ -201,9 +192,8 @@ def mix_rows(
         *((0, 0, 0, 0) if sums is None else sums[0].stride()),
         heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.above,
         batch * rows, 0 if sums is None else sums[1],
-        PRE=pre_mix is not None, POST=post_mix is not None, ROUND=round_logits and pre_mix is not None,
-        CORRECT=corrections is not None, SUMMED=sums is not None, CAUSAL=chunk.causal,
-        DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved, **tile,
+        PRE=pre_mix is not None, POST=post_mix is not None, CORRECT=corrections is not None, SUMMED=sums is not None,
+        CAUSAL=chunk.causal, DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved, **tile,
         STAGES=FORWARD["stages"], PRECISION=dot_precision(scores.dtype), num_warps=FORWARD["num_warps"],
     )  # fmt: skip
 

@@ -24,7 +24,6 @@ from mta_kernels.multi_token_attention.triton.chunks import Chunk, seen_keys, st
 from mta_kernels.multi_token_attention.triton.rows import (
     load_keys,
     load_mix,
-    logits_of,
     matrix_strides,
     mixed,
     or_scores,
@@ -42,11 +41,9 @@ BACKWARD = {"tile": 2048, "programs": 4, "num_warps": 4, "stages": 3}
 
 
 @triton.jit
-def _probabilities(
-    scores, pre, logsumexp, residual, key, start, end, PRE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr
-):
+def _probabilities(scores, pre, logsumexp, residual, key, start, end, PRE: tl.constexpr, PRECISION: tl.constexpr):
     """`exp(pre(scores) - logsumexp - residual)`, zero where a key is not seen: `[keys, HEADS]`."""
-    logits = logits_of(scores, pre, PRE, ROUND, PRECISION)
+    logits = mixed(scores, pre, PRE, PRECISION)
     exponent = (logits - logsumexp[None, :] - residual[None, :]) * LOG2_E
     p = tl.exp2(tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL))
     return tl.where(((key >= start) & (key < end))[:, None], p, 0.0)
@@ -74,8 +71,7 @@ def _mix_rows_backward_kernel(
     dpre_ptr, dpost_ptr,
     stride_pre_out, stride_pre_in, stride_post_in, stride_post_out, stride_lb, stride_lh, stride_ln,
     heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, owned, total_rows,
-    PRE: tl.constexpr, POST: tl.constexpr, ROUND: tl.constexpr, WRITE: tl.constexpr, KNOWN: tl.constexpr,
-    SCALED: tl.constexpr,
+    PRE: tl.constexpr, POST: tl.constexpr, WRITE: tl.constexpr, KNOWN: tl.constexpr, SCALED: tl.constexpr,
     CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr, CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr,
     LANES: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -123,7 +119,7 @@ def _mix_rows_backward_kernel(
             large = tl.abs(logsumexp) > LARGE  # of each head by itself: others may not meet it
             some = tl.max(large.to(tl.int32), 0) > 0
             maximum, total = row_statistics(
-                scores_row, pre, start, tl.where(some, end, 0), heads, PRE, ROUND, HEADS, C, LANES, STAGES, PRECISION
+                scores_row, pre, start, tl.where(some, end, 0), heads, PRE, HEADS, C, LANES, STAGES, PRECISION
             )
             logsumexp = tl.where(large, maximum + tl.log2(tl.where(large, total, 1.0)) * LN_2, logsumexp)
             sums = tl.zeros([LANES, HEADS], tl.float32)
@@ -132,7 +128,7 @@ def _mix_rows_backward_kernel(
                 key = first + tl.arange(0, C)
                 scores = load_keys(scores_row, key, start, end, heads, HEADS)  # [HEADS, C]
                 dp = mixed(load_keys(grad_row, key, start, end, heads, HEADS), post_back, POST, PRECISION)  # [C, HEADS]
-                p = _probabilities(scores, pre, logsumexp, residual, key, start, end, PRE, ROUND, PRECISION)
+                p = _probabilities(scores, pre, logsumexp, residual, key, start, end, PRE, PRECISION)
                 sums += tl.sum(tl.reshape(p * dp, [C // LANES, LANES, HEADS]), 0)
                 total += tl.sum(tl.reshape(p, [C // LANES, LANES, HEADS]), 0)
             # One but for the rounding of the logsumexp, which is that of the largest logit.
@@ -152,7 +148,7 @@ def _mix_rows_backward_kernel(
             key = first + tl.arange(0, C)
             scores = load_keys(scores_row, key, start, end, heads, HEADS)  # [HEADS, C]
             grad = load_keys(grad_row, key, start, end, heads, HEADS)  # [HEADS, C]
-            p = _probabilities(scores, pre, logsumexp, residual, key, start, end, PRE, ROUND, PRECISION)  # [C, HEADS]
+            p = _probabilities(scores, pre, logsumexp, residual, key, start, end, PRE, PRECISION)  # [C, HEADS]
             p *= factor[None, :]
             dl = p * (mixed(grad, post_back, POST, PRECISION) - delta[None, :])
             seen = ((key >= start) & (key < end))[:, None]  # of a row of NaN, too: others' keys stand beside its own
@@ -220,14 +216,13 @@ class MixingGradients:
 def mix_rows_backward(
     scores: Tensor, grad: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor,
     gradients: MixingGradients, *, chunk: Chunk, loss_scale: Tensor | None = None, write: bool = True,
-    delta: Tensor | None = None, corrections: Tensor | None = None, round_logits: bool = False,
+    delta: Tensor | None = None, corrections: Tensor | None = None,
 ) -> None:  # fmt: skip
     """grad, of mixed probabilities, becomes that of scores, and if `write` scores become mixed probabilities.
 
     scores and grad `[B, H, rows, pitch]`, logsumexp `[B, H, M]` of all queries. The owned rows of the chunk are added
-    to the `gradients` of the mixings, over the `loss_scale` of `backward.gradient_scale`.
-    `delta [B, H, rows]` float32 is summed here unless it is known, of the
-    probabilities that `mix_rows` has stored, with its `corrections`; `round_logits` is the same as there.
+    to the `gradients` of the mixings, over the `loss_scale` of `backward.gradient_scale`. `delta [B, H, rows]` float32
+    is summed here unless it is known, of the probabilities that `mix_rows` has stored, with its `corrections`.
     """
     batch, heads, rows, pitch = scores.shape
     launch(
@@ -239,7 +234,7 @@ def mix_rows_backward(
         *matrix_strides(pre_mix), *matrix_strides(post_mix), *logsumexp.stride(),
         heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.above,
         chunk.owned, batch * rows,
-        PRE=pre_mix is not None, POST=post_mix is not None, ROUND=round_logits and pre_mix is not None, WRITE=write,
+        PRE=pre_mix is not None, POST=post_mix is not None, WRITE=write,
         KNOWN=delta is not None, SCALED=loss_scale is not None, CAUSAL=chunk.causal,
         DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved,
         **row_tile(heads, scores.element_size(), BACKWARD), STAGES=BACKWARD["stages"],
