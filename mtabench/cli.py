@@ -119,25 +119,11 @@ def model(
 
 @app.command(rich_help_panel="Measure")
 def verify(
-    impl: o.Impl = None, device: o.Device = "auto", fuzz: o.Fuzz = None, seed: o.Seed = None, case: o.CaseNumber = None,
-    jobs: o.Jobs = 1, out: o.FuzzOut = None, dtype: o.Dtype = None, op: o.CheckedOp = None, conv: o.Conv = None,
-    mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None, gate: o.Gate = None,
-    json: o.PrintJson = False,
+    impl: o.Impl = None, device: o.Device = "auto", seed: o.Seed = None, dtype: o.Dtype = None,
+    op: o.CheckedOp = None, conv: o.Conv = None, mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None,
+    gate: o.Gate = None, json: o.PrintJson = False,
 ) -> None:  # fmt: skip
     """Check results, time nothing. Errors against float64, causality, and what else any correct kernel obeys."""
-    if fuzz is not None:
-        if dtype is not None:
-            raise UsageError("random cases are of any dtype; leave out --dtype or --fuzz")
-        for name, text in (("conv", conv), ("mix", mix), ("post-conv", post_conv), ("norm", norm), ("gate", gate)):
-            if text is not None:
-                raise UsageError(f"random cases have any steps; leave out --{name} or --fuzz")
-        if json:
-            raise UsageError("--json is for the checks without --fuzz; leave one of them out")
-        from mtabench.commands.fuzz import run as run_fuzz
-
-        raise typer.Exit(run_fuzz(fuzz, op, impl, device, seed, case, jobs, out))
-    if (case, jobs, out) != (None, 1, None):
-        raise UsageError("--case, --jobs and --out are for random cases; give --fuzz SECONDS as well")
     from mtabench.commands.verify import run
 
     options = Options(

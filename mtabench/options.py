@@ -210,18 +210,12 @@ ChartKinds = Annotated[
 ]
 Themes = Annotated[str, Option(help="light, dark or both: light,dark. A dark chart is called NAME-dark.")]
 Formats = Annotated[str, Option(help="png, svg or both: png,svg.")]
-Fuzz = Annotated[float | None, Random(**SECONDS, help="Run random cases for so many seconds instead.")]
-CaseNumber = Annotated[
-    int | None, Random("--case", **WHOLE, help="With --fuzz 0 and --seed: run this case alone, and show what it is.")
-]
-Jobs = Annotated[int, Random(**WHOLE, help="With --fuzz: so many processes share the cases and the device.")]
-FuzzOut = Annotated[File, Output(*OUT, help="With --fuzz: the CSV file that gets the totals.")]
 CheckedOp = Annotated[
     Text,
     Shape(
         "--op",
         **_one_of(OPS),
-        help="Only what computes conv-attention, attention or mta; with --fuzz only cases of conv-attention or mta.",
+        help="Only what computes conv-attention, attention or mta.",
     ),
 ]
 Passes = Annotated[str, Option("--pass", **_some_of(lambda: KERNEL_PASSES), help="One or more of fwd,bwd,decode.")]

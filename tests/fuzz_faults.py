@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from fuzz.calls import Operation
+from fuzz.cases import Target, draw
+from fuzz.trial import prepare, try_case
 from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention, conv_attention_decode
-from mtabench.fuzzing.calls import Operation
-from mtabench.fuzzing.draws import Target, draw
-from mtabench.fuzzing.trial import prepare, try_case
 
 SEED = 1
 EAGER = Target("conv-attention", "eager")

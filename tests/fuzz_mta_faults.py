@@ -7,6 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from fuzz.calls import Operation
+from fuzz.draws import Target
+from fuzz.mta_calls import MtaOperation
 from fuzz_faults import SMALL, Fault, as_if_contiguous, with_changed_gradient
 from torch import Tensor
 
@@ -16,9 +19,6 @@ from mta_kernels.multi_token_attention import (
     multi_token_attention_decode,
     prefill_state,
 )
-from mtabench.fuzzing.calls import Operation
-from mtabench.fuzzing.draws import Target
-from mtabench.fuzzing.mta_calls import MtaOperation
 
 EAGER = Target("mta", "eager")
 MTA_FAULTS: dict[str, Fault] = {}

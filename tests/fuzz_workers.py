@@ -10,7 +10,7 @@ import os
 import signal
 from typing import Any
 
-from mtabench.fuzzing.workers import run_share
+from fuzz.workers import run_share
 
 FAULT = "a key dropped"
 DIES_ON = 1
@@ -18,9 +18,8 @@ DIES_ON = 1
 
 def with_a_fault(*arguments: Any) -> None:
     """As `run_share`, of an operator that drops a key."""
+    from fuzz import trial
     from fuzz_faults import FAULTS
-
-    from mtabench.fuzzing import trial
 
     trial.try_case = functools.partial(trial.try_case, operation=FAULTS[FAULT].operation())
     run_share(*arguments)
@@ -28,7 +27,7 @@ def with_a_fault(*arguments: Any) -> None:
 
 def that_dies(*arguments: Any) -> None:
     """As `run_share`, in a process that is killed on one case."""
-    from mtabench.fuzzing import trial
+    from fuzz import trial
 
     right = trial.try_case
 

@@ -15,16 +15,16 @@ from fuzz_mta_faults import MTA_FAULTS
 from mta_kernels.conv_attention import conv_attention_reference
 from mta_kernels.multi_token_attention import multi_token_attention_reference
 from mta_kernels.operation import key_padding
-from mtabench.fuzzing.calls import Call
-from mtabench.fuzzing.cases import BLOCK
-from mtabench.fuzzing.checks import errors
-from mtabench.fuzzing.definition import Expected, Problem, Rounding, expected_results
-from mtabench.fuzzing.draws import OPERATIONS, Target, draw
-from mtabench.fuzzing.inputs import expected, make_inputs
-from mtabench.fuzzing.layouts import LAYOUTS_THAT_REPEAT, Placed, as_laid_out
-from mtabench.fuzzing.mta_cases import draw_mta
-from mtabench.fuzzing.mta_definition import MtaProblem, expected_of_mta
-from mtabench.fuzzing.poison import fresh_memory_is_nan
+from fuzz.calls import Call
+from fuzz.cases import BLOCK
+from fuzz.checks import errors
+from fuzz.definition import Expected, Problem, Rounding, expected_results
+from fuzz.draws import OPERATIONS, Target, draw
+from fuzz.inputs import expected, make_inputs
+from fuzz.layouts import LAYOUTS_THAT_REPEAT, Placed, as_laid_out
+from fuzz.mta_cases import draw_mta
+from fuzz.mta_definition import MtaProblem, expected_of_mta
+from fuzz.poison import fresh_memory_is_nan
 
 ROOT = Path(__file__).parents[2]
 EXACT = Rounding(0.0, 0.0, 0.0)

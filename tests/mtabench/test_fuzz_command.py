@@ -12,10 +12,10 @@ import pytest
 from command_line import make_runner, refused
 from fuzz_faults import FAULTS
 
-from mtabench.fuzzing import trial, workers
-from mtabench.fuzzing.draws import Target, draw
-from mtabench.fuzzing.totals import COLUMNS, Totals, check_totals_file
-from mtabench.fuzzing.workers import run_workers
+from fuzz import trial, workers
+from fuzz.draws import Target, draw
+from fuzz.totals import COLUMNS, Totals, check_totals_file
+from fuzz.workers import run_workers
 
 ON_CPU = ("--op", "conv-attention", "--impl", "eager", "--device", "cpu")
 EAGER = Target("conv-attention", "eager")

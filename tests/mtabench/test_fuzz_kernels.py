@@ -12,11 +12,11 @@ from emulated_hopper import emulator  # noqa: F401
 from emulated_kernels import Emulator
 from kernel_inputs import DEVICE
 
-from mtabench.fuzzing.cases import Constants, FuzzCase, draw_for
-from mtabench.fuzzing.draws import Target, draw
-from mtabench.fuzzing.inputs import expected, make_inputs
-from mtabench.fuzzing.mta_cases import draw_mta
-from mtabench.fuzzing.trial import Outcome, try_case
+from fuzz.cases import Constants, FuzzCase, draw_for
+from fuzz.draws import Target, draw
+from fuzz.inputs import expected, make_inputs
+from fuzz.mta_cases import draw_mta
+from fuzz.trial import Outcome, try_case
 
 SEED = 1
 MTA_CASES = (2, 3, 7, 12, 15, 17)  # of few scores

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
 import torch
 from torch import Tensor
 
-from mtabench.fuzzing.inputs import HUGE, NO_PAGE, Inputs
+from fuzz.inputs import HUGE, NO_PAGE, Inputs
+
+LARGE = 1e3
+OF_QUERIES = ("q", "q_history", "grad_out")
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Other `values` by name, and which `rows` of which results stay as they are: masks `[..]` by name.
-
-    `close` are masks `[.., 1]` of those that stay as they are but for rounding.
-    """
+    """Other `values` by name, and which `rows` of which results stay as they are: masks `[..]` by name."""
 
     check: str
     text: str
     values: dict[str, Tensor]
     rows: dict[str, Tensor]
-    close: dict[str, Tensor] = field(default_factory=dict)
 
 
 def probe_of(inputs: Inputs) -> Probe | None:
@@ -37,9 +36,9 @@ def probe_of(inputs: Inputs) -> Probe | None:
 
 
 def _other(inputs: Inputs, random: Random, name: str, where: Tensor, may_be_huge: bool = True) -> Tensor:
-    """The values of an argument, with others where a mask `[.., 1]` says so: ordinary ones, or huge ones."""
+    """The values of an argument, with others where a mask `[.., 1]` says so: ordinary ones, large ones or huge ones."""
     case, x = inputs.case, inputs.values[name]
-    factor = random.choice((1.0, 1.0, HUGE[case.dtype] if may_be_huge else 1.0))
+    factor = random.choice((1.0, LARGE, HUGE[case.dtype] if may_be_huge else LARGE))
     generator = torch.Generator(x.device).manual_seed(random.getrandbits(40))
     changed = torch.randn(x.shape, generator=generator, device=x.device) * factor
     return torch.where(where, changed.to(x.dtype), x)
@@ -64,12 +63,9 @@ def _other_documents(inputs: Inputs, random: Random) -> Probe | None:
     start, stop = random.choice(documents)
     row = torch.arange(inputs.case.seq_len, device=x["q"].device)
     kept = (row >= start) & (row < stop)
-    values = {name: _other(inputs, random, name, ~kept[:, None]) for name in ("q", "k")}
-    # Rows of a backward share a power of two: huge values cost those beside them precision.
-    values["v"] = _other(inputs, random, "v", ~kept[:, None], may_be_huge=inputs.case.pass_ != "bwd")
+    values = {name: _other(inputs, random, name, ~kept[:, None]) for name in ("q", "k", "v", "grad_out") if name in x}
     text = f"what stands outside the document of rows {start} to {stop}"
-    close = {name: kept[:, None] for name in ("dq", "dk", "dv")}
-    return Probe("documents apart", text, values, {"out": kept}, close)
+    return Probe("documents apart", text, values, dict.fromkeys(("out", "dq", "dk", "dv"), kept))
 
 
 def _other_sequences(inputs: Inputs, random: Random) -> Probe:
@@ -77,7 +73,7 @@ def _other_sequences(inputs: Inputs, random: Random) -> Probe:
     number = random.randrange(case.batch)
     kept = torch.arange(case.batch, device=x["q"].device) == number
     values: dict[str, Tensor] = {
-        name: _other(inputs, random, name, ~kept[:, None, None, None]) for name in x if name in ("q", "q_history")
+        name: _other(inputs, random, name, ~kept[:, None, None, None]) for name in x if name in OF_QUERIES
     }
     own_rows = kept
     if "block_table" in x:
@@ -88,28 +84,21 @@ def _other_sequences(inputs: Inputs, random: Random) -> Probe:
     for name in ("k", "v"):
         values[name] = _other(inputs, random, name, ~own_rows[:, None, None, None])
     rows = {name: kept[:, None, None] for name in ("out", "dq", "dk", "dv", "dq_history")}
-    return Probe("sequences apart", f"what is not sequence {number}", values, _own(inputs, rows))
-
-
-def _own(inputs: Inputs, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the results that are apart: all gradients of multi-token attention in float16 share a power of two."""
-    is_shared = inputs.case.parts is not None and inputs.case.dtype == "fp16"
-    return {"out": rows["out"]} if is_shared else rows
+    return Probe("sequences apart", f"what is not sequence {number}", values, rows)
 
 
 def _other_heads(inputs: Inputs, random: Random) -> Probe:
     case, x = inputs.case, inputs.values
-    number, group = random.randrange(case.kv_heads), case.heads // case.kv_heads
-    kept = torch.arange(case.kv_heads, device=x["q"].device) == number
-    of_queries = kept.repeat_interleave(group)
+    together, group = case.heads_that_meet, case.heads // case.kv_heads
+    number = random.randrange(case.heads // together)
+    of_queries = torch.arange(case.heads, device=x["q"].device) // together == number
+    kept = of_queries[::group]
     values = {name: _other(inputs, random, name, ~kept[:, None, None]) for name in ("k", "v")}
-    values |= {
-        name: _other(inputs, random, name, ~of_queries[:, None, None]) for name in x if name in ("q", "q_history")
-    }
-    rows = {name: of_queries[:, None] for name in ("out", "dq", "dq_history")}
-    rows |= {name: of_queries[:, None] for name in ("dweight", "dpre_conv", "dpost_conv")}
+    values |= {name: _other(inputs, random, name, ~of_queries[:, None, None]) for name in x if name in OF_QUERIES}
+    rows = {name: of_queries[:, None] for name in ("out", "dq", "dq_history", "dweight", "dpre_conv", "dpost_conv")}
     rows |= {name: kept[:, None] for name in ("dk", "dv")}
-    return Probe("heads apart", f"what is not of KV head {number}", values, _own(inputs, rows))
+    text = f"what is not of query heads {number * together} to {(number + 1) * together - 1}"
+    return Probe("heads apart", text, values, rows)
 
 
 def _beyond_lengths(inputs: Inputs, random: Random) -> Probe:

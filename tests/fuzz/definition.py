@@ -1,8 +1,9 @@
-"""The whole multi-token attention in float64 and its gradients, with the rounding error that right kernels may have.
+"""Conv attention and the whole multi-token attention in float64, with the rounding error that right kernels may have.
 
-Written from the definition alone, as `definition` is. Beside the exact result it computes the same with every number
-that a kernel may round changed at random by as much, forward and backward. What these results scatter is the error
-allowed. Half of them change all numbers of a row alike, as equal scores are rounded alike.
+Written from the definition alone; it shares no code with `mta_kernels`, whose reference is itself checked against it.
+`expected` is exact. `errors_allowed` computes the same with every number that a kernel may round changed at random by
+as much, forward and backward. What these results scatter is the error allowed. Half of them change all numbers of a
+row alike, as equal scores are rounded alike.
 Gradients of v and of what follows the softmax take probabilities that a backward makes again from a logsumexp.
 """
 
@@ -17,19 +18,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtabench.fuzzing.definition import FLOAT32_ROUNDING, OF_ROWS, WILD, Expected, Rounding, squares, undecided
-
-FEWEST_SAMPLES, MOST_SAMPLES = 12, 32  # of either half
-NUMBERS = 4 << 20  # of a matrix of all samples' scores, beyond which there are fewer samples
+FLOAT32_ROUNDING = 8 * 2.0**-24  # relative, of a sum in float32
+FAINTEST_GRADIENT = 2.0**-37  # half of fp16's smallest number, over the power of two of bfloat16's gradients
+WILD = 0.25  # above such a standard error of a score, probabilities are no longer linear in it
+CERTAIN = 8  # standard errors within which an error surely lies
+NEGLIGIBLE = 20.0  # how far below the largest score another one has a probability next to nothing
+OF_ROWS = ("out", "dq", "dk", "dv", "dq_history")  # results [.., D]; all others are gradients of mixers
+SAMPLES = 12  # of either half
+NUMBERS = 4 << 20  # of the scores of all samples that are worked on at a time
+MIXERS = ("pre_conv", "pre_mix", "post_conv", "post_mix")
 OVERFLOW = 0.5  # of the dtype's largest number: a sequence with numbers above is not checked
 GRADIENT_TERM, GRADIENT = 16.0, 1024.0  # largest magnitudes that kernels scale gradients to, in float16
 
 
 @dataclass(frozen=True)
-class MtaProblem:
-    """Sequences, each with its own positions, as in `Problem`; `tensors` are the parts by name, all float64.
+class Rounding:
+    """How a dtype rounds: `relative` errors up to this, and `absolute` ones where numbers are no longer normal.
 
-    Mixings are `[G, c, c]`; `pads` are the columns of zeros left of scores and of probabilities. `kept [B, H, rows, N]`
+    `gradient` is the absolute error of a score's gradient, times the norms of `grad_out` and v: in 16 bits it goes
+    through fp16, over a power of two from these norms.
+    """
+
+    relative: float
+    absolute: float
+    gradient: float
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> Rounding:
+        absolute = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
+        in_fp16 = dtype == torch.float16
+        gradient = absolute if in_fp16 else FAINTEST_GRADIENT if dtype == torch.bfloat16 else 0.0
+        return cls(torch.finfo(dtype).eps / 2, absolute if in_fp16 else 0.0, gradient)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sequences, each with its own positions; `tensors` are the parts by name, all float64.
+
+    `q [B, Hq, R, D]`: the last `rows` of them are wanted, those before are looked back on. `k, v [B, Hkv, N, D]`.
+    `position [B]` is where a sequence's first row of q stands, maybe before its beginning, and `length [B]` how many
+    keys it has. Mixings are `[G, c, c]`; `pads` are the columns of zeros left of scores and of probabilities. `kept [B, H, rows, N]`
     says which mixed probabilities dropout keeps, the others are divided by what it leaves, `1 - dropout`.
     """
 
@@ -58,21 +86,58 @@ class MtaProblem:
         return self.decode and "pre_conv" in self.tensors
 
 
-def expected_of_mta(
-    problem: MtaProblem, rounding: Rounding, largest: float, grad_out: Tensor | None, seed: int
-) -> dict[str, Expected]:
-    """ "out" and, with `grad_out [B, H, rows, D]`, the gradients of q, k, v and the parts, as "dq" and so on.
+def expected(problem: Problem, grad_out: Tensor | None) -> dict[str, Tensor]:
+    """ "out" `[B, H, rows, D]` and, with `grad_out` of its shape, the gradients of q, k, v and the parts, as "dq".."""
+    found, _ = _computed(_cleaned(problem), None, grad_out)
+    return {name: x[0] for name, x in found.items()}
+
+
+def errors_allowed(
+    problem: Problem, rounding: Rounding, largest: float, grad_out: Tensor | None, seed: int
+) -> dict[str, Tensor]:
+    """The variance of the error of each row of what `expected` gives, summed over its D numbers; of mixers each number.
 
     `largest` is the dtype's largest number. Where rounding decides which score is the largest, or numbers overflow,
     the variance is infinite.
     """
     problem = _cleaned(problem)
     batch, heads, rows, _ = problem.q.shape
-    scores = batch * heads * rows * problem.k.shape[2]
-    count = max(FEWEST_SAMPLES, min(MOST_SAMPLES, NUMBERS // (2 * scores)))
-    noise = _Noise(rounding, _gradient_noise(problem, rounding, grad_out), count, problem.q.device, seed)
+    at_once = max(1, min(SAMPLES, NUMBERS // (2 * batch * heads * rows * problem.k.shape[2])))
+    passes = -(-SAMPLES // at_once)
+    gradient = _gradient_noise(problem, rounding, grad_out)
+    generator = torch.Generator(problem.q.device).manual_seed(seed)
+    scatter: dict[str, list[Tensor]] = {}
+    for _ in range(passes):
+        noise = _Noise(rounding, gradient, at_once, generator)
+        found, network = _computed(problem, noise, grad_out)
+        for name, x in found.items():
+            halves = squares(name, x[1:] - x[0]).unflatten(0, (2, at_once)).sum(1)
+            scatter.setdefault(name, []).append(halves)
+    rows_lost, all_lost = network.lost(largest)
+    results = {}
+    for name, x in found.items():
+        variance = torch.stack(scatter[name]).sum(0).amax(0) / (at_once * passes)
+        variance = (variance + rounding.relative**2 / 3 * squares(name, x[0])).nan_to_num(torch.inf)
+        if name == "out":
+            variance = variance.masked_fill(rows_lost, torch.inf)
+        elif name in OF_ROWS:
+            variance = variance.masked_fill(all_lost[:, None, None], torch.inf)
+        elif all_lost.any():
+            variance = torch.full_like(variance, torch.inf)
+        results[name] = variance
+    return results
+
+
+def _computed(
+    problem: Problem, noise: _Noise | None, grad_out: Tensor | None
+) -> tuple[dict[str, Tensor], _Network]:  # fmt: skip
+    """Results `[S, ..]` of all samples, the first of which is exact."""
+    noise = noise or _Noise(Rounding(0.0, 0.0, 0.0), 0.0, 0, None)
     given = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.tensors}
-    leaves = {name: x.expand(2 * count + 1, *x.shape).clone().requires_grad_() for name, x in given.items()}
+    samples = 2 * noise.count + 1
+    leaves = {
+        name: x.expand(samples, *x.shape).detach().requires_grad_(grad_out is not None) for name, x in given.items()
+    }
     with torch.set_grad_enabled(grad_out is not None):
         network = _Network(problem, noise, leaves)
         out = network.out()
@@ -80,53 +145,48 @@ def expected_of_mta(
     if grad_out is not None:
         wanted = torch.autograd.grad(out, list(leaves.values()), grad_out.expand(out.shape), materialize_grads=True)
         found |= {f"d{name}": x for name, x in zip(leaves, wanted, strict=True)}
-    rows_lost, all_lost = network.lost(largest)
-    results = {}
-    for name, x in found.items():
-        value = x[0]
-        scatter = squares(name, x[1:] - value)
-        variance = torch.maximum(scatter[:count].mean(0), scatter[count:].mean(0))
-        variance = (variance + rounding.relative**2 / 3 * squares(name, value)).nan_to_num(torch.inf)
-        if name == "out":
-            variance = variance.masked_fill(rows_lost, torch.inf)
-        elif name in OF_ROWS:
-            variance = variance.masked_fill(all_lost[:, None, None], torch.inf)
-        elif all_lost.any():
-            variance = torch.full_like(variance, torch.inf)
-        results[name] = Expected(value, variance)
-    return results
+    return found, network
 
 
-def _cleaned(problem: MtaProblem) -> MtaProblem:
+def squares(name: str, value: Tensor) -> Tensor:
+    """Of the rows of a result; each number of a mixer's gradient is one."""
+    return value.square().sum(-1) if name in OF_ROWS else value.square()
+
+
+def _cleaned(problem: Problem) -> Problem:
     """The same with zeros outside of the sequences, where anything may stand, NaN included."""
     row = problem.position[:, None] + torch.arange(problem.q.shape[2], device=problem.q.device)
     is_row = (row >= 0) & (row < problem.length[:, None])
     is_key = torch.arange(problem.k.shape[2], device=row.device) < problem.length[:, None]
     q = problem.q.masked_fill(~is_row[:, None, :, None], 0)
     k, v = (x.masked_fill(~is_key[:, None, :, None], 0) for x in (problem.k, problem.v))
-    return MtaProblem(**vars(problem) | {"q": q, "k": k, "v": v})
+    return Problem(**vars(problem) | {"q": q, "k": k, "v": v})
 
 
-def _gradient_noise(problem: MtaProblem, rounding: Rounding, grad_out: Tensor | None) -> float:
-    """The absolute error of a gradient in float16, which kernels scale by one power of two for all heads."""
+def _gradient_noise(problem: Problem, rounding: Rounding, grad_out: Tensor | None) -> Tensor | float:
+    """The absolute error `[B, 1, 1, 1]` of a gradient in float16: kernels scale those of a sequence by a power of two."""
     if grad_out is None:
         return 0.0
-    if not rounding.absolute:
-        return rounding.gradient * grad_out.norm(dim=-1).max().item() * problem.v.norm(dim=-1).max().item()
-    growth = 1.0
-    for name in ("pre_conv", "pre_mix", "post_conv", "post_mix"):
-        if name in problem.tensors:
-            growth *= max(1.0, problem.tensors[name].abs().flatten(-2).sum(-1).max().item())
-    largest, value = grad_out.abs().max().item(), problem.v.abs().max().item()
-    return rounding.absolute * 2 * max(largest * value * growth / GRADIENT_TERM, largest / GRADIENT)
+    if problem.by_conv_attention or not rounding.absolute:
+        largest, value = (x.norm(dim=-1).flatten(1).amax(1) for x in (grad_out, problem.v))
+        found = rounding.gradient * largest * value
+    else:
+        growth = 1.0
+        for name in MIXERS:
+            if name in problem.tensors:
+                growth *= problem.tensors[name].abs().flatten(-2).sum(-1).amax().clamp(min=1.0)
+        largest, value = (x.abs().flatten(1).amax(1) for x in (grad_out, problem.v))
+        found = rounding.absolute * 2 * torch.maximum(largest * value * growth / GRADIENT_TERM, largest / GRADIENT)
+    return found[:, None, None, None]
 
 
 class _Noise:
     """Changes of numbers as rounding makes them, of samples along the first dim, of which the first has none."""
 
-    def __init__(self, rounding: Rounding, gradient: float, count: int, device: torch.device, seed: int) -> None:
-        self.rounding, self.gradient, self.count = rounding, gradient, count
-        self.generator = torch.Generator(device).manual_seed(seed)
+    def __init__(
+        self, rounding: Rounding, gradient: Tensor | float, count: int, generator: torch.Generator | None
+    ) -> None:  # fmt: skip
+        self.rounding, self.gradient, self.count, self.generator = rounding, gradient, count, generator
         self.products: Tensor | None = None  # sizes of grad_out * out of each row, once known
 
     def uniform(self, x: Tensor) -> Tensor:
@@ -138,23 +198,31 @@ class _Noise:
         numbers[self.count + 1 :] = torch.empty_like(alike).uniform_(-1, 1, generator=self.generator)
         return numbers
 
-    def rounded(self, x: Tensor, relative: float, absolute: float = 0.0) -> Tensor:
+    def rounded(self, x: Tensor, relative: float, absolute: Tensor | float = 0.0) -> Tensor:
         """x with relative errors up to this beside those of float32, and with absolute ones but where x is zero."""
+        if not self.count:
+            return x
         found = x * (1 + (relative + math.sqrt(3) * FLOAT32_ROUNDING) * self.uniform(x))
-        return found + absolute * self.uniform(x) * (x != 0) if absolute else found
+        if isinstance(absolute, float) and not absolute:
+            return found
+        return found + absolute * self.uniform(x) * (x != 0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """As rounded to the dtype, and so is its gradient."""
+        if not self.count:
+            return x
         return _Rounded.apply(x, self, self.rounding.relative, self.rounding.absolute, self.gradient)
 
     def in_float32(self, x: Tensor) -> Tensor:
         """As sums of float32 have it, and so is its gradient."""
-        return _Rounded.apply(x, self, 0.0, 0.0, 0.0)
+        return _Rounded.apply(x, self, 0.0, 0.0, 0.0) if self.count else x
 
 
 class _Rounded(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, noise: _Noise, relative: float, absolute: float, of_gradient: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, noise: _Noise, relative: float, absolute: float, of_gradient: Tensor | float
+    ) -> Tensor:
         ctx.noise, ctx.numbers = noise, (relative, of_gradient)
         return noise.rounded(x, relative, absolute)
 
@@ -176,20 +244,22 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         probabilities, mismatch = ctx.saved_tensors
-        again = probabilities * (1 + mismatch * ctx.noise.uniform(mismatch))
+        noise = ctx.noise
+        again = probabilities * (1 + mismatch * noise.uniform(mismatch)) if noise.count else probabilities
         sums = (again * gradient).sum(-1, keepdim=True)
-        # Rounded numbers from which a small sum was taken may be rounded back to themselves, all of a row.
-        lost = torch.minimum(sums.abs(), ctx.noise.rounding.relative * gradient.abs().mean(-1, keepdim=True))
-        sums = sums + lost * ctx.noise.uniform(lost)
-        if (products := ctx.noise.products) is not None:
-            sums = sums + ctx.noise.rounded(products, 2 * ctx.noise.rounding.relative) - products
+        if noise.count:
+            # Rounded numbers from which a small sum was taken may be rounded back to themselves, all of a row.
+            lost = torch.minimum(sums.abs(), noise.rounding.relative * gradient.abs().mean(-1, keepdim=True))
+            sums = sums + lost * noise.uniform(lost)
+            if (products := noise.products) is not None:
+                sums = sums + noise.rounded(products, 2 * noise.rounding.relative) - products
         return again * (gradient - sums), None, None
 
 
 class _Network:
     """The parts in order, of leaves `[S, ..]` of so many samples."""
 
-    def __init__(self, problem: MtaProblem, noise: _Noise, leaves: dict[str, Tensor]) -> None:
+    def __init__(self, problem: Problem, noise: _Noise, leaves: dict[str, Tensor]) -> None:
         self.problem, self.noise, self.x = problem, noise, leaves
         rows, keys = problem.q.shape[2], problem.k.shape[2]
         self.row = problem.position[:, None] + torch.arange(rows, device=problem.q.device)  # [B, R]
@@ -202,6 +272,7 @@ class _Network:
         post = problem.tensors.get("post_conv")
         self.above = 0 if post is None else post.shape[1] - 1  # rows of probabilities above those wanted
         self.sizes = [problem.q.new_zeros(problem.q.shape[0])]  # largest magnitudes [B] of what may be stored
+        self.mismatch = problem.q.new_zeros(())
 
     def out(self) -> Tensor:
         """`[S, B, H, rows, D]`."""
@@ -213,34 +284,39 @@ class _Network:
         scores = self._noted(noise((q @ k.mT * problem.scale).masked_fill(~self.seen, 0)))
         if "pre_conv" in x:
             scores = _convolved(scores, x["pre_conv"], problem.pads[0])
-            scores = self._noted(noise(self._with_folded_taps(scores, k) if problem.folds_taps else scores))
+            folds = problem.folds_taps and noise.count
+            scores = self._noted(noise(self._with_folded_taps(scores, k) if folds else scores))
         scores = scores[..., -min(rows + self.above, scores.shape[-2]) :, :]
         if "pre_mix" in x:
             scores = self._noted(noise(_mixed(scores, x["pre_mix"].mT)))
         seen = self.seen[:, :, -scores.shape[-2] :]
-        self._note_logits(scores[0].detach(), seen)
+        if noise.count:
+            self._note_logits(scores[0].detach(), seen)
         probabilities = noise(_Softmax.apply(scores.masked_fill(~seen, -torch.inf), noise, self.mismatch))
-        if problem.decode:
+        if problem.decode and noise.count:
             probabilities = probabilities * (1 + self.mismatch * noise.uniform(self.mismatch))
         # A backward makes them again from a rounded logsumexp: by how much they differ then.
-        again = probabilities.detach() * self.mismatch * noise.uniform(self.mismatch)
+        again = probabilities.detach() * self.mismatch * noise.uniform(self.mismatch) if noise.count else None
         if "post_conv" in x:
             step = partial(_convolved, pad=problem.pads[1])
             probabilities, again = _with_gradient_of(again, step, probabilities, x["post_conv"])
             probabilities = noise(probabilities)
-        probabilities, again = (y[..., -rows:, :].masked_fill(~seen[:, :, -rows:], 0) for y in (probabilities, again))
+        probabilities, again = (
+            y if y is None else y[..., -rows:, :].masked_fill(~seen[:, :, -rows:], 0) for y in (probabilities, again)
+        )
         probabilities = self._noted(probabilities)
         if "post_mix" in x:
             probabilities, again = _with_gradient_of(again, _mixed, probabilities, x["post_mix"])
             probabilities = self._noted(noise(probabilities))
         if problem.kept is not None:
             probabilities, again = (
-                (y / (1 - problem.dropout)).masked_fill(~problem.kept, 0) for y in (probabilities, again)
+                y if y is None else (y / (1 - problem.dropout)).masked_fill(~problem.kept, 0)
+                for y in (probabilities, again)
             )
             probabilities = noise(probabilities)
         out, _ = _with_gradient_of(again, torch.matmul, probabilities, v)
         out = self._noted(out)
-        if problem.by_conv_attention and out.requires_grad:
+        if problem.by_conv_attention and out.requires_grad and noise.count:
             out.register_hook(lambda gradient: self._note_products(gradient, out.detach()))
         return self._after(noise(out))
 
@@ -288,7 +364,8 @@ class _Network:
 
     def _noted(self, x: Tensor) -> Tensor:
         """x, whose size is kept in mind."""
-        self.sizes.append(x[0].detach().abs().flatten(1).amax(1))
+        if self.noise.count:
+            self.sizes.append(x[0].detach().abs().flatten(1).amax(1))
         return x
 
     def _note_logits(self, logits: Tensor, seen: Tensor) -> None:
@@ -318,11 +395,11 @@ class _Network:
 
 
 def _with_gradient_of(
-    again: Tensor, step: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor]:
+    again: Tensor | None, step: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor | None]:
     """`step(x, weight)`, linear in both, whose gradient of `weight` takes `x + again` for x; and step of `again`."""
     found = step(x, weight)
-    if not found.requires_grad:
+    if again is None or not found.requires_grad:
         return found, again
     return found + step(again, weight - weight.detach()), step(again, weight.detach())
 
@@ -330,13 +407,11 @@ def _with_gradient_of(
 def _convolved(x: Tensor, taps: Tensor, pad: int) -> Tensor:
     """Each head of `x [S, B, H, R, N]` by its `taps [S, H, cq, ck]`: zeros above the first row, `pad` at the left."""
     query_taps, key_taps = taps.shape[2:]
-    rows, keys = x.shape[3:]
+    samples, batch, heads = x.shape[:3]
     padded = torch.nn.functional.pad(x, (pad, key_taps - 1 - pad, query_taps - 1, 0))
-    found = torch.zeros_like(x)
-    for a in range(query_taps):
-        for b in range(key_taps):
-            found = found + padded[..., a : a + rows, b : b + keys] * taps[:, None, :, a, b, None, None]
-    return found
+    channels = padded.transpose(0, 1).reshape(batch, samples * heads, *padded.shape[3:])
+    found = torch.nn.functional.conv2d(channels, taps.reshape(-1, 1, query_taps, key_taps), groups=samples * heads)
+    return found.view(batch, samples, heads, *x.shape[3:]).transpose(0, 1)
 
 
 def _mixed(x: Tensor, mix: Tensor) -> Tensor:
@@ -344,3 +419,11 @@ def _mixed(x: Tensor, mix: Tensor) -> Tensor:
     groups, size = mix.shape[1:3]
     parts = x.unflatten(2, (groups, size))
     return torch.einsum("sbugij,sugh->sbuhij", parts, mix).flatten(2, 3)
+
+
+def undecided(c: Tensor, variance: Tensor) -> Tensor:
+    """Rows `[X, rows]` of whose scores several may be the largest within rounding, and by far."""
+    error = CERTAIN * variance.sqrt()
+    least = (c - error).amax(-1, keepdim=True)
+    in_play = (c + error > least - NEGLIGIBLE) & c.isfinite()
+    return ((variance > WILD**2) & in_play).any(-1) & (in_play.sum(-1) > 1)

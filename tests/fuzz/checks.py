@@ -8,13 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtabench.fuzzing.calls import Results
-from mtabench.fuzzing.definition import OF_ROWS, Expected, squares
+from fuzz.calls import Results
+from fuzz.definition import FLOAT32_ROUNDING, OF_ROWS, squares
+from fuzz.inputs import Wanted
 
 # Times the standard error that rounding may leave, and times what eager is off, of all numbers, a head and a row;
 # a whole may be off by what its worst part may.
 BY_ROUNDING = {"norm": 2.5, "head": 4.0, "row": 6.0}
 BY_EAGER = {"norm": 2.0, "head": 3.0, "row": 4.0}
+# Errors, in units of the dtype's rounding, that need no look at what rounding may leave: of all numbers of a result, of
+# a row as it compares to itself, and as it compares to the rows of its head. A mixer's number compares to its head.
+PLAIN_NORM, PLAIN_ROW, PLAIN_HEAD, PLAIN_NUMBER = 2.5, 5.0, 1.0, 5.0
 EAGER_IS_WRONG = 30.0  # standard errors of a row: beyond, eager's own error allows nothing
 LEAST_GRADIENT = 2.0**-20  # of the largest row of a head: gradients of scores go through 16 bits, over one power of two
 LEAST = 1e-20  # that is told from zero
@@ -87,40 +91,54 @@ class _Compared:
 
 
 def errors(
-    results: Results, want: dict[str, Expected], dtype: torch.dtype, eager: Callable[[], Results]
+    results: Results, want: Wanted, dtype: torch.dtype, eager: Callable[[], Results], thorough: bool = True
 ) -> Iterator[Wrong]:
     """Results further from float64 than rounding to `dtype` and eager explain: as a whole, of a head, and of a row.
 
-    `eager` is called if there are any beyond what rounding explains; the GPU is waited for once if there are none.
+    Most are so near that nothing else is computed unless it is to be `thorough`; the GPU is waited for once then.
+    `eager` is called if there are any beyond what rounding explains.
     """
     known = {}
     for name, found in results.items():
-        if found.shape == want[name].value.shape:
+        if found.shape == want.values[name].shape:
             known[name] = found
         else:
-            yield Wrong("shape", f"{name} has shape {list(found.shape)}; expected {list(want[name].value.shape)}")
-    compared = [_compared(name, found, want[name], dtype, None) for name, found in known.items()]
+            yield Wrong("shape", f"{name} has shape {list(found.shape)}; expected {list(want.values[name].shape)}")
+    near = [_is_near(name, found, want.values[name], dtype) for name, found in known.items()]
+    if not near or (not thorough and torch.stack(near).all()):
+        return
+    compared = [_compared(name, found, want, dtype, None) for name, found in known.items()]
     flags = [x.beyond(level).any() for x in compared for level in BY_ROUNDING]
-    if not flags or not torch.stack(flags).any():
+    if not torch.stack(flags).any():
         return
     by_eager = eager()
     for name, found in known.items():
-        x = _compared(name, found, want[name], dtype, by_eager.get(name))
+        x = _compared(name, found, want, dtype, by_eager.get(name))
         level = next((level for level in BY_ROUNDING if x.beyond(level).any()), None)
         if level is not None:
             yield Wrong(level, x.sentence(level))
 
 
-def _compared(name: str, found: Tensor, want: Expected, dtype: torch.dtype, eager: Tensor | None) -> _Compared:
-    difference = squares(name, found.double() - want.value)
-    allowed = _allowed(name, want, dtype)
+def _is_near(name: str, found: Tensor, want: Tensor, dtype: torch.dtype) -> Tensor:
+    """Whether a result is as right as ordinary numbers make it: a bool, on the device."""
+    unit2 = max(torch.finfo(dtype).eps / 2, FLOAT32_ROUNDING) ** 2
+    error, size = squares(name, found - want), squares(name, want)
+    of_head = size.mean(_within_head(name, size.dim()), keepdim=True)
+    own = PLAIN_ROW**2 * size + PLAIN_HEAD**2 * of_head if name in OF_ROWS else PLAIN_NUMBER**2 * of_head
+    return (error <= unit2 * own).all() & (error.sum() <= PLAIN_NORM**2 * unit2 * size.sum())
+
+
+def _compared(name: str, found: Tensor, want: Wanted, dtype: torch.dtype, eager: Tensor | None) -> _Compared:
+    value = want.values[name]
+    difference = squares(name, found.double() - value)
+    allowed = _allowed(name, value, want.variance[name], dtype)
     of_eager = torch.zeros_like(allowed)
     if eager is not None:
-        of_eager = squares(name, eager.double() - want.value).nan_to_num(0.0, 0.0, 0.0)
+        of_eager = squares(name, eager.double() - value).nan_to_num(0.0, 0.0, 0.0)
         of_eager = of_eager.masked_fill(of_eager > EAGER_IS_WRONG**2 * allowed, 0)
     lost = ~allowed.isfinite()
     difference = difference.masked_fill(lost, 0).nan_to_num(torch.inf)
-    return _Compared(name, want.value, difference, allowed.masked_fill(lost, 0), of_eager.masked_fill(lost, 0))
+    return _Compared(name, value, difference, allowed.masked_fill(lost, 0), of_eager.masked_fill(lost, 0))
 
 
 def _within_head(name: str, dims: int) -> tuple[int, ...]:
@@ -128,15 +146,15 @@ def _within_head(name: str, dims: int) -> tuple[int, ...]:
     return (2,) if name in OF_ROWS else tuple(range(min(1, dims - 1), dims))
 
 
-def _allowed(name: str, want: Expected, dtype: torch.dtype) -> Tensor:
+def _allowed(name: str, value: Tensor, variance: Tensor, dtype: torch.dtype) -> Tensor:
     """The variance of each row's error; infinite where a number may overflow."""
     info = torch.finfo(dtype)
-    numbers = want.value.shape[-1] if name in OF_ROWS else 1
-    largest = want.value.abs().amax(-1) if name in OF_ROWS else want.value.abs()
+    numbers = value.shape[-1] if name in OF_ROWS else 1
+    largest = value.abs().amax(-1) if name in OF_ROWS else value.abs()
     least = numbers * (info.smallest_normal * (info.eps if dtype == torch.float16 else 1)) ** 2
-    allowed = want.variance + least + numbers * LEAST**2
+    allowed = variance + least + numbers * LEAST**2
     if name.startswith("d") and dtype != torch.float32:
-        of_head = squares(name, want.value).amax(_within_head(name, allowed.dim()), keepdim=True)
+        of_head = squares(name, value).amax(_within_head(name, allowed.dim()), keepdim=True)
         allowed = torch.maximum(allowed, (LEAST_GRADIENT**2 * of_head).expand_as(allowed))
     return allowed.masked_fill(largest > OVERFLOW * info.max, torch.inf)
 

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fuzz.families import family, source_hashes
+from fuzz.workers import Ended
 from mtabench.errors import UsageError
 
 COLUMNS = (
     "date", "device", "torch", "triton", "cuda", "driver", "git_sha", "git_dirty", "seed", "op", "backend", "pass",
-    "cases", "refused", "failures", "seconds",
+    "cases", "refused", "failures", "seconds", "kernels", "sources",
 )  # fmt: skip
 
 
 @dataclass
 class Count:
-    """Cases of one operation, backend and pass; `seconds` that they took, of all workers."""
+    """Cases of one operation, backend and pass; `seconds` that they took, of all workers; the kernels that ran."""
 
     cases: int = 0
     refused: int = 0
     failures: int = 0
     seconds: float = 0.0
+    close_looks: int = 0  # whose errors were compared with what rounding may leave
+    kernels: set[str] = field(default_factory=set)
 
 
 class Totals:
@@ -32,13 +36,15 @@ class Totals:
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str, str], Count] = {}
 
-    def add(self, op: str, backend: str, pass_: str, *, refused: bool, failed: bool, seconds: float) -> None:
+    def add(self, ended: Ended) -> None:
         """One more case."""
-        count = self.counts.setdefault((op, backend, pass_), Count())
+        count = self.counts.setdefault((ended.op, ended.backend, ended.pass_), Count())
         count.cases += 1
-        count.refused += refused
-        count.failures += failed
-        count.seconds += seconds
+        count.refused += ended.refused
+        count.failures += bool(ended.wrong)
+        count.seconds += ended.seconds
+        count.close_looks += ended.close_look
+        count.kernels |= {*ended.kernels}
 
     @property
     def cases(self) -> int:
@@ -52,10 +58,11 @@ class Totals:
 
     def lines(self) -> Iterator[str]:
         """A table, as text."""
-        form = "{:<14} {:<8} {:<7} {:>8} {:>8} {:>9} {:>9}"
-        yield form.format("op", "backend", "pass", "cases", "refused", "failures", "seconds")
+        form = "{:<14} {:<8} {:<7} {:>8} {:>8} {:>9} {:>9} {:>8} {:>12}"
+        yield form.format("op", "backend", "pass", "cases", "refused", "failures", "seconds", "kernels", "close looks")
         for key, count in sorted(self.counts.items()):
-            yield form.format(*key, count.cases, count.refused, count.failures, f"{count.seconds:.0f}")
+            numbers = count.cases, count.refused, count.failures, f"{count.seconds:.0f}", len(count.kernels)
+            yield form.format(*key, *numbers, count.close_looks)
 
     def append_to(self, path: Path, facts: Mapping[str, Any]) -> None:
         """A row an operation, backend and pass at the end of the file, which `check_totals_file` has seen."""
@@ -66,8 +73,10 @@ class Totals:
             if is_new:
                 writer.writeheader()
             for (op, backend, pass_), count in sorted(self.counts.items()):
-                own = {"op": op, "backend": backend, "pass": pass_, "seconds": f"{count.seconds:.1f}"}
-                writer.writerow({**facts, **asdict(count), **own})
+                own = {"op": op, "backend": backend, "pass": pass_, "sources": source_hashes()[family(op, pass_)]}
+                numbers = {"cases": count.cases, "refused": count.refused, "failures": count.failures}
+                numbers |= {"seconds": f"{count.seconds:.1f}", "kernels": len(count.kernels)}
+                writer.writerow({**facts, **own, **numbers})
 
 
 def check_totals_file(path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mtabench.fuzzing.cases import BLOCK, FuzzCase
-from mtabench.fuzzing.draws import Target, draw
+from fuzz.cases import BLOCK, FuzzCase, Target, draw
 from mtabench.processes import ProcessEndedError, call_in_process, in_threads
 
 LONGEST_CASE_S = 300.0  # that a worker may go on for after its time, a compile included; then it is killed
@@ -22,14 +22,15 @@ class Share:
     device: str
     worker: int
     workers: int
+    cases: int | None = None  # of all workers, at most
 
     def numbers(self, after: int = -1) -> Iterator[int]:
         """Those of its cases, from behind one of them on."""
         size = BLOCK[self.device]
-        block = self.worker
-        while True:
-            yield from (number for number in range(block * size, (block + 1) * size) if number > after)
-            block += self.workers
+        blocks = itertools.count(self.worker, self.workers)
+        numbers = (number for block in blocks for number in range(block * size, (block + 1) * size))
+        own = None if self.cases is None else len(range(self.worker, self.cases, self.workers))
+        return (number for number in itertools.islice(numbers, own) if number > after)
 
     def draw(self, number: int) -> FuzzCase:
         """The case of a number."""
@@ -59,6 +60,8 @@ class Ended:
     wrong: tuple[str, ...]
     refused: bool
     seconds: float
+    close_look: bool = False  # whether its errors were compared with what rounding may leave
+    kernels: tuple[str, ...] = ()  # that its process had not run before
 
 
 Message = Ready | Started | Ended
@@ -66,7 +69,7 @@ Message = Ready | Started | Ended
 
 def run_share(send: Callable[[Message], None], share: Share, after: int, seconds: float) -> None:
     """In a worker: its cases from behind one of them on, until time is over or the GPU's context is lost."""
-    from mtabench.fuzzing.trial import prepare, try_case
+    from fuzz.trial import new_kernels, prepare, try_case
 
     prepare(share.device)
     send(Ready())
@@ -79,17 +82,21 @@ def run_share(send: Callable[[Message], None], share: Share, after: int, seconds
         case = share.draw(number)
         outcome = try_case(case)
         wrong = tuple(f"{found.check}: {found.text}" for found in outcome.wrong)
-        send(Ended(number, case.op, case.backend, case.pass_, wrong, outcome.refused, time.monotonic() - begun))
+        spent = time.monotonic() - begun
+        more = outcome.refused, spent, outcome.close_look, new_kernels()
+        send(Ended(number, case.op, case.backend, case.pass_, wrong, *more))
         if outcome.broken:
             return
 
 
-def run_workers(seed: int, targets: Sequence[Target], device: str, jobs: int, seconds: float) -> Iterator[Ended]:
+def run_workers(
+    seed: int, targets: Sequence[Target], device: str, jobs: int, seconds: float, cases: int | None = None
+) -> Iterator[Ended]:
     """All outcomes, as they come, of `jobs` worker processes, which have so many seconds once they have started.
 
-    Ctrl-C ends them all.
+    They end after so many `cases` in all. Ctrl-C ends them all.
     """
-    shares = [Share(seed, tuple(targets), device, worker, jobs) for worker in range(jobs)]
+    shares = [Share(seed, tuple(targets), device, worker, jobs, cases) for worker in range(jobs)]
     return in_threads([Follower(share, seconds).run for share in shares])
 
 

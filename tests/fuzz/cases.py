@@ -1,0 +1,491 @@
+"""What a case is, and how it is drawn: from the seed, so that a number alone repeats a case.
+
+What a kernel is compiled for is a `Kind`: dtype, head dim, taps, heads and parts, padding, the mask, and a few sets of
+strides, since Triton compiles a kernel for each. A block of cases shares one, so that most cases find their kernels
+compiled; all else is drawn for the case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from math import isqrt, lcm
+from random import Random
+from typing import Any, NamedTuple
+
+from mta_kernels.operation import PAGE_SIZES
+
+BLOCK = {"cuda": 200, "cpu": 1}  # cases; nothing is compiled for Triton's interpreter
+MOST_SCORES = {"cuda": 2 << 20, "cpu": 20_000}  # of all heads and sequences together
+MOST_CACHED = {"cuda": 1 << 20, "cpu": 4_000}  # scores of a decode: those of all rows that are looked back on
+MULTIPLES = 32  # that a kernel's tiles are multiples of, more or less
+CHUNK_ROWS = 2048  # rows of scores that a backward keeps at a time
+LAYOUTS = ("transposed", "offset", "steps", "rows apart", "columns first", "padded", "permuted")
+SHARED_LAYOUTS = ("expanded", "expanded heads")  # sequences, or heads, that share memory
+KEYS_APART = ("steps", "columns first")  # the numbers of a key lie apart, which Triton's decode refuses
+VALUES = ("large scores", "equal", "huge key", "huge value", "zero keys", "one value", "tiny", "uneven", "uneven")
+MOST_TAPS = {"mta": (8, 17), "banded": (8, 17), "": (16, 31)}
+MIXERS = ("pre_conv", "pre_mix", "post_conv", "post_mix")
+AFTER = ("norm_weight", "gate_weight", "gate_bias")
+STATE = ("logits", "logsumexp", "state_lengths")
+HEADS = (1, 2, 2, 3, 4, 4, 5, 6, 8, 10, 12, 15, 16, 16, 16, 20, 24, 32, 40, 64)
+HEAD_DIMS = {
+    "cpu": (16, 16, 16, 18, 24, 24, 32, 32, 40, 64, 72),
+    "cuda": (16, 18, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 100, 112, 128, 128, 128, 136, 152, 160, 192, 248, 256),
+}
+# What a backend refuses, in one sentence: heads, head dim, taps before, taps after; None stands for what the kind has.
+Taps = tuple[int, int]
+UNFIT: dict[tuple[str, str], tuple[tuple[int | None, int | None, Taps | None, Taps | None], ...]] = {
+    ("conv-attention", "triton"): ((None, 8, None, None), (None, 272, None, None), (None, None, (17, 3), None)),
+    ("conv-attention", "hopper"): ((None, 20, None, None), (None, 136, None, None), (None, None, (9, 3), None)),
+    ("conv-attention", "cuda"): ((None, 8, None, None), (None, 264, None, None), (None, None, (1, 32), None)),
+    ("mta", "triton"): (
+        (65, None, None, None), (None, 8, None, None), (None, None, (9, 18), None), (None, None, None, (17, 32)),
+    ),
+}  # fmt: skip
+
+
+class Target(NamedTuple):
+    """What a case is of: a decode, or a call of all rows, with its gradients or without."""
+
+    op: str
+    backend: str
+    decode: bool = False
+
+
+# By operation, the backends of a device that has them, and those that a run takes which names none.
+BACKENDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "conv-attention": {"known": ("triton", "hopper", "cuda", "auto", "eager"), "cuda": ("cuda", "hopper", "triton")},
+    "mta": {"known": ("triton", "auto", "eager"), "cuda": ("triton",)},
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a backend's kernels are compiled for; mixings as the heads of a group, 0 without one, -1 for `[H, H]`."""
+
+    dtype: str
+    head_dim: int
+    heads: int  # of conv attention, each case has its own
+    kv_heads: int
+    pre_conv: Taps | None
+    pre_mix: int
+    post_conv: Taps | None
+    post_mix: int
+    norm: bool
+    gate: str  # "", "one" or "full"
+    gate_bias: bool
+    pad_key: str
+    causal: bool
+    in_float32: tuple[str, ...]
+    sets_of_layouts: int  # one of them all contiguous
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the whole multi-token attention has beside the convolution of scores; shapes, () where a part is missing."""
+
+    pre_conv: bool  # by the taps of the case
+    pre_mix: tuple[int, ...]
+    post_conv: Taps | None
+    post_mix: tuple[int, ...]
+    mixings: str
+    norm_eps: float | None  # None without a norm
+    depth: int | None
+    gate: tuple[int, ...]
+    gate_bias: bool
+    dropout: float
+    in_float32: tuple[str, ...]  # names of tensors that are not in the case's dtype
+
+    @property
+    def post_taps(self) -> Taps:
+        """Of the convolution of probabilities; one where there is none."""
+        return self.post_conv or (1, 1)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tensors that these parts have."""
+        there = {
+            "pre_conv": self.pre_conv, "pre_mix": self.pre_mix, "post_conv": self.post_conv, "post_mix": self.post_mix,
+            "norm_weight": self.norm_eps is not None, "gate_weight": self.gate, "gate_bias": self.gate_bias,
+        }  # fmt: skip
+        return tuple(name for name, is_there in there.items() if is_there)
+
+
+@dataclass(frozen=True)
+class FuzzCase:
+    """One call, or some decode steps, and how it is made; `layouts` names the tensors that are not contiguous."""
+
+    seed: int
+    number: int
+    op: str  # "conv-attention" or "mta"
+    backend: str
+    device: str
+    pass_: str  # fwd (no gradients), bwd (with them) or decode
+    form: str  # whole, chunk or packed; of decode contiguous or paged
+    dtype: str
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_len: int  # keys; of decode the cache's capacity, in whole pages
+    query_rows: int  # of decode the steps
+    history: int
+    head_dim: int
+    query_taps: int
+    key_taps: int
+    pad_key: str
+    causal: bool
+    scale: float | None
+    weight: str
+    weight_dtype: str
+    values: str
+    way: str
+    twice: bool
+    probe: str
+    wanted: tuple[str, ...]
+    head_chunk: int | None
+    chunk_rows: int | None  # rows of scores that kernels store at a time, at most
+    chunk_bytes: int | None
+    bounds: tuple[int, ...]
+    lengths: tuple[int, ...]
+    lengths_dtype: str
+    page_size: int | None
+    splits: int | str
+    layouts: tuple[tuple[str, str], ...]
+    parts: Parts | None = None
+
+    @property
+    def looks_back(self) -> int:
+        """Queries before a row that it depends on."""
+        return self.query_taps - 1 + (self.parts.post_taps[0] - 1 if self.parts else 0)
+
+    @property
+    def heads_that_meet(self) -> int:
+        """The fewest heads, neighbours, that depend on no others: by KV heads and by mixings."""
+        mixed = (self.parts.pre_mix, self.parts.post_mix) if self.parts else ()
+        return lcm(self.heads // self.kv_heads, *(mix[-1] for mix in mixed if mix))
+
+    def described(self) -> str:
+        """All of it, a line a field."""
+        return "\n".join(f"  {field.name:<13} {getattr(self, field.name)!r}" for field in fields(self))
+
+
+def draw(seed: int, number: int, targets: Sequence[Target], device: str) -> FuzzCase:
+    """Case `number` of a seed, for one of the targets; the same as with that target alone."""
+    block = number // BLOCK[device]
+    target = targets[block % len(targets)]
+    name = f"{seed} {block} {device} {' '.join(map(str, target))}"
+    return draw_for(draw_kind(Random(name), target, device), name, seed, number, target, device)
+
+
+def draw_kind(random: Random, target: Target, device: str) -> Kind:
+    """That of a block."""
+    op, backend, decode = target
+    mta, banded = op == "mta", backend == "hopper" or (backend == "cuda" and not decode)  # by tensor cores, in eights
+    most = MOST_TAPS["mta" if mta else "banded" if banded else ""]
+    heads = random.choice(HEADS) if random.random() < 0.85 else random.randint(1, 64)
+    before = _taps(random, most, device)
+    after, found = _taps(random, most, device) if mta else None, random.random()
+    names = (*MIXERS, *AFTER) if mta else ("weight",)
+    drawn_in_float32 = random.choice(((), (), names, tuple(name for name in names if random.random() < 0.5)))
+    gate = random.choice(("", "", "one", "full")) if mta else ""
+    return Kind(
+        dtype=random.choice(_dtypes(backend, device)),
+        head_dim=random.choice([x for x in HEAD_DIMS[device] if x % 8 == 0 or not banded]),
+        heads=heads,
+        kv_heads=random.choice([x for x in range(1, heads + 1) if heads % x == 0]),
+        pre_conv=None if mta and 0.6 < found < 0.85 else before,
+        pre_mix=_mixing(random, heads) if mta else 0,
+        post_conv=after if found < 0.45 or found > 0.75 else None,
+        post_mix=_mixing(random, heads) if mta else 0,
+        norm=mta and random.random() < 0.4,
+        gate=gate,
+        gate_bias=bool(gate) and random.random() < 0.7,
+        pad_key=random.choice(("both", "both", "left", "right")),
+        causal=decode or random.random() < 0.75,
+        in_float32=drawn_in_float32,
+        sets_of_layouts=BLOCK[device] if device == "cpu" or backend in ("cuda", "hopper") else 3,
+    )
+
+
+def _dtypes(backend: str, device: str) -> tuple[str, ...]:
+    if backend in ("hopper", "cuda"):
+        return "bf16", "fp16"
+    if backend == "eager":
+        return "fp32", "bf16"  # its scores overflow in float16
+    if device == "cpu":
+        return "fp32", "fp32", "fp16"
+    return "bf16", "bf16", "fp16", "fp16", "fp32"
+
+
+def _taps(random: Random, most: Taps, device: str) -> Taps:
+    kind = random.random()
+    if kind < 0.35:
+        return random.choice(((6, 11), (6, 11), (1, 1), (3, 3), (2, 4), (4, 2), (1, 7), (7, 1)))
+    if kind < 0.9 or (device == "cpu" and kind < 0.97):
+        return random.randint(1, min(8, most[0])), random.randint(1, min(12, most[1]))
+    if kind < 0.97:
+        return random.randint(1, most[0]), random.randint(1, most[1])
+    return most
+
+
+def _mixing(random: Random, heads: int) -> int:
+    kind = random.random()
+    if kind < 0.25:
+        return 0
+    return -1 if kind < 0.55 else random.choice([x for x in range(1, heads + 1) if heads % x == 0])
+
+
+def draw_for(kind: Kind, block: str, seed: int, number: int, target: Target, device: str) -> FuzzCase:
+    """Case `number` of a seed and a kind, which belongs to a block of this name."""
+    op, backend, decode = target
+    random, on_gpu = Random(f"{block} {number}"), device == "cuda"
+    heads, taps = (kind.heads, kind.kv_heads), kind.pre_conv or (1, 1)
+    if (op, backend) in UNFIT and random.random() < 0.005:
+        unfit = random.choice(UNFIT[op, backend])
+        heads = (unfit[0], 1) if unfit[0] else heads
+        kind = replace(
+            kind, head_dim=unfit[1] or kind.head_dim, pre_conv=unfit[2] or kind.pre_conv,
+            post_conv=unfit[3] or kind.post_conv, pre_mix=min(kind.pre_mix, 0), post_mix=min(kind.post_mix, 0),
+        )  # fmt: skip
+        taps = kind.pre_conv or (1, 1)
+    parts = _parts(random, kind, heads[0], backend, decode) if op == "mta" else None
+    looks_back = taps[0] - 1 + (parts.post_taps[0] - 1 if parts else 0)
+    weight_dtype = "fp32" if {"weight", "pre_conv"} & {*kind.in_float32} else kind.dtype
+    drawn: dict[str, Any] = {
+        "seed": seed, "number": number, "op": op, "backend": backend, "device": device, "dtype": kind.dtype,
+        "head_dim": kind.head_dim, "query_taps": taps[0], "key_taps": taps[1], "pad_key": kind.pad_key,
+        "causal": kind.causal, "scale": _scale(random),
+        "weight": random.choices(("random", "identity", "one tap", "large"), (80, 8, 7, 5))[0],
+        "weight_dtype": weight_dtype, "values": random.choice(VALUES) if random.random() < 0.3 else "normal",
+        "parts": parts, "chunk_rows": None, "chunk_bytes": None, "head_chunk": None, "bounds": (), "lengths": (),
+        "lengths_dtype": "", "page_size": None, "splits": "auto", "history": 0,
+    }  # fmt: skip
+    of_heads = heads if parts else None
+    if decode:
+        drawn |= _decode_shape(random, on_gpu, target, taps[0], looks_back, of_heads)
+    else:
+        drawn |= _shape(random, on_gpu, looks_back, of_heads)
+        if parts or backend == "triton":
+            sizes = (None, None, 16, 16, 32, 128, 128) if parts else (None, None, 128, 256)
+            drawn["chunk_rows"] = random.choice(sizes)
+            drawn["chunk_bytes"] = random.choice((None, None, 1 << 16, 1 << 19, 1 << 21)) if parts else None
+    names = ("q", "k", "v", *(parts.names if parts else ("weight",)))
+    drawn["pass_"] = "decode" if decode else "bwd" if random.random() < 0.65 else "fwd"
+    drawn["wanted"] = _wanted(random, names) if drawn["pass_"] == "bwd" else ()
+    drawn["way"] = _way(random, kind, parts, decode, on_gpu)
+    drawn["twice"] = random.random() < 1 / 3
+    case = FuzzCase(**drawn, probe="none", layouts=())
+    case = replace(case, probe=random.choice(_probes(case)) if random.random() < 0.6 else "none")
+    chosen = random.randrange(kind.sets_of_layouts)
+    own = Random(f"{block} {chosen if on_gpu else number} layouts")
+    found = tuple(_layouts(own, random, case, (*names, "q_history")))
+    return replace(case, layouts=found if chosen or not on_gpu else ())
+
+
+def _scale(random: Random) -> float | None:
+    """Of `q . k`."""
+    kind = random.random()
+    if kind < 0.55:
+        return None
+    if kind < 0.6:
+        return 0.0
+    size = random.choice((1e-6, 0.01, 0.1, 0.15, 0.3, 1.0)) * random.uniform(0.8, 1.2)
+    return -size if random.random() < 0.5 else size
+
+
+def _parts(random: Random, kind: Kind, heads: int, backend: str, decode: bool) -> Parts:
+    def mixing(size: int) -> tuple[int, ...]:
+        if size > 0 and heads % size == 0:
+            return heads // size, size, size
+        return (heads, heads) if size else ()
+
+    drops = {"triton": 0.0, "auto": 0.05, "eager": 0.15}[backend]
+    return Parts(
+        pre_conv=kind.pre_conv is not None,
+        pre_mix=mixing(kind.pre_mix),
+        post_conv=kind.post_conv,
+        post_mix=mixing(kind.post_mix),
+        mixings=random.choices(("near identity", "random", "identity", "permutation", "zero"), (50, 30, 8, 8, 4))[0],
+        norm_eps=random.choice((1e-5, 1e-5, 1e-6, 0.1)) if kind.norm else None,
+        depth=random.choice((0, 3, 20)) if kind.norm and random.random() < 0.3 else None,
+        gate={"": (), "one": (1, kind.head_dim), "full": (kind.head_dim, kind.head_dim)}[kind.gate],
+        gate_bias=kind.gate_bias,
+        dropout=random.choice((0.1, 0.5)) if random.random() < drops and not decode else 0.0,
+        in_float32=kind.in_float32,
+    )
+
+
+def _way(random: Random, kind: Kind, parts: Parts | None, decode: bool, on_gpu: bool) -> str:
+    """How it is called; a module has its weights in one dtype, no mixing of scores by groups, and a bias in its gate."""
+    fits = parts is None or (
+        len(parts.pre_mix) != 3 and bool(parts.gate) == parts.gate_bias and parts.norm_eps in (None, 1e-5)
+    )
+    ways = {"plain": 50, "again": 22}  # how often each
+    ways |= {"autocast": 5} if kind.dtype != "fp32" else {}
+    ways |= {"module": 6} if fits and not decode and (parts or not kind.in_float32) else {}
+    ways |= {"stream": 8, "graph": 4} if on_gpu else {}
+    return random.choices([*ways], [*ways.values()])[0]
+
+
+def _layouts(own: Random, random: Random, case: FuzzCase, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Of the tensors that are not contiguous: `own` draws for the block's set, as far as each case can have it."""
+    possible: tuple[str, ...] = LAYOUTS
+    if case.probe not in ("other sequences", "other heads") and case.form != "paged":
+        possible += SHARED_LAYOUTS
+    if case.device == "cuda" and case.batch == 2 and case.form != "paged" and random.random() < 0.005:
+        yield random.choice(("q", "k", "v")), "far"  # offsets that 32 bits do not hold take gigabytes, and are rare
+        return
+    for name in names:
+        if own.random() < 0.3:
+            choice = own.choice((*LAYOUTS, *SHARED_LAYOUTS))
+            apart = case.backend == "triton" and case.pass_ == "decode" and name in ("k", "v")
+            if choice in possible and not (apart and choice in KEYS_APART):
+                yield name, choice
+    everywhere = ("expanded everywhere",) if possible != LAYOUTS and case.probe != "other documents" else ()
+    for name, share, possible in (
+        ("grad_out", 0.4, (*possible, *everywhere)),
+        ("lengths", 0.35, ("steps", "offset", "expanded")),
+        ("block_table", 0.35, ("steps", "offset", "expanded", "columns first", "padded")),
+        ("cu_seqlens", 0.35, ("steps", "offset")),
+        *((name, 0.3, LAYOUTS) for name in STATE),
+    ):
+        if own.random() < share:
+            yield name, own.choice(possible)
+
+
+def _wanted(random: Random, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The tensors whose gradients are asked for: mostly all."""
+    if random.random() < 0.9:
+        return names
+    return tuple(name for name in names if random.random() < 0.5) or (random.choice(names),)
+
+
+def _heads(random: Random, most: int) -> tuple[int, int]:
+    kv_heads = random.choice((1, 1, 2, 2, 3, 4))
+    group = random.choice((1, 1, 1, 2, 2, 3, 4, 8))
+    while kv_heads * group > most:
+        kv_heads, group = max(1, kv_heads // 2), max(1, group // 2) if kv_heads == 1 else group
+    return kv_heads * group, kv_heads
+
+
+def _length(random: Random, on_gpu: bool) -> int:
+    """Of a sequence: mostly short; now and then at the edge of a tile, and beyond a chunk or two."""
+    if not on_gpu:
+        return random.choice((1, 2, random.randint(1, 12), random.randint(1, 12), random.randint(1, 40), 33, 65))
+    kind = random.random()
+    if kind < 0.15:
+        return random.randint(1, 16)
+    if kind < 0.55:
+        return random.randint(17, 200)
+    if kind < 0.75:
+        return max(1, MULTIPLES * random.randint(1, 16) + random.randint(-1, 1))
+    if kind < 0.95:
+        return random.randint(200, 700)
+    if kind < 0.985:
+        return random.randint(700, CHUNK_ROWS)
+    return random.choice((CHUNK_ROWS, 2 * CHUNK_ROWS)) + random.randint(-2, 200)
+
+
+def _shape(random: Random, on_gpu: bool, looks_back: int, of_heads: tuple[int, int] | None) -> dict[str, Any]:
+    """Of all rows: of given query and KV heads, or of its own."""
+    found: dict[str, Any] = {}
+    most = MOST_SCORES["cuda" if on_gpu else "cpu"] // (1 if on_gpu or of_heads is None else 8)
+    if on_gpu and random.random() < 0.02:
+        most *= 8
+    seq_len = _length(random, on_gpu)
+    if of_heads is not None:
+        seq_len = min(seq_len, isqrt(most // of_heads[0]))
+    room = most // seq_len**2  # heads of all sequences
+    batch = min(random.choice((1, 1, 2, 3, 5) if on_gpu else (1, 1, 1, 2)), max(1, room // (of_heads or (1,))[0]))
+    heads, kv_heads = of_heads or _heads(random, max(1, min(16, room // batch) if on_gpu else 4 // batch))
+    if on_gpu and random.random() < 0.002:  # more blocks than a grid has in its second dimension
+        if of_heads is None:
+            batch, heads, kv_heads, seq_len = random.choice(((1, 65536, 65536, 3), (8193, 8, 4, 5), (65537, 1, 1, 2)))
+        elif heads > 8:
+            batch, seq_len = 65536 // heads + 1, 2
+    form = random.choices(("whole", "chunk", "packed"), (50, 20, 30))[0]
+    query_rows = seq_len
+    if form == "chunk":
+        query_rows = random.randint(1, seq_len)
+        found["history"] = min(looks_back, seq_len - query_rows) + random.choice((0, 0, 1, 5))
+        found["history"] = min(found["history"], seq_len - query_rows)
+    if form == "packed":
+        batch = 1
+        found["bounds"] = _bounds(random, seq_len)
+    if of_heads is None and random.random() < 0.2:
+        group = heads // kv_heads
+        found["head_chunk"] = random.choice(
+            [x for x in range(1, group + 1) if group % x == 0] + [group * x for x in range(1, kv_heads + 1)]
+        )
+    return found | {
+        "form": form, "batch": batch, "heads": heads, "kv_heads": kv_heads, "seq_len": seq_len,
+        "query_rows": query_rows,
+    }  # fmt: skip
+
+
+def _bounds(random: Random, rows: int) -> tuple[int, ...]:
+    """Of documents, some of them empty or of a token."""
+    inner = [random.randint(0, rows) for _ in range(random.choice((0, 1, 2, 3, 5, 8)))]
+    for bound in list(inner):
+        if random.random() < 0.3:
+            inner += [min(rows, bound + random.choice((0, 0, 1))) for _ in range(random.choice((1, 1, 2)))]
+    return (0, *sorted(inner), rows)
+
+
+def _decode_shape(
+    random: Random, on_gpu: bool, target: Target, query_taps: int, looks_back: int, of_heads: tuple[int, int] | None
+) -> dict[str, Any]:
+    """Of conv attention one step, of the whole operation several, behind a prefill."""
+    batch = random.choice((1, 1, 2, 3, 5, 8, 16, 40) if on_gpu else (1, 1, 2, 3))
+    longest = random.choice((1, 5, 40, 70, 300, 300, 1000, 3000, 9000) if on_gpu else (1, 3, 20, 70, 140))
+    longest = random.randint(max(1, longest // 3), longest)
+    steps, rows, most = 1, query_taps, MOST_CACHED["cuda" if on_gpu else "cpu"]
+    if of_heads is not None:
+        steps = random.choice((1, 1, 2, 3, 5))
+        rows, most = looks_back + steps, most if on_gpu else 4 * most
+        longest = min(longest, max(1, most // (rows * of_heads[0])))
+    room = most // (rows * longest)
+    batch = min(batch, max(1, room // (of_heads or (1,))[0]))
+    heads, kv_heads = of_heads or _heads(random, max(1, min(32 if on_gpu else 4, room // batch)))
+    lengths = tuple(_decode_length(random, longest) for _ in range(batch))
+    before = min(looks_back, max(0, *lengths, steps) - steps)
+    page_size = random.choice(PAGE_SIZES if on_gpu else PAGE_SIZES[:2]) if random.random() < 0.4 else None
+    capacity = max(1, *lengths, 1) + random.choice((0, 0, 1, 7))
+    if page_size is not None:
+        capacity = -(-capacity // page_size) * page_size
+    return {
+        "form": "contiguous" if page_size is None else "paged", "batch": batch, "heads": heads, "kv_heads": kv_heads,
+        "seq_len": capacity, "query_rows": steps, "history": before + random.choice((0, 0, 0, 1, 4)),
+        "page_size": page_size, "lengths": lengths, "lengths_dtype": random.choice(("int32", "int64")),
+        "splits": _splits(random, on_gpu, target.backend),
+    }  # fmt: skip
+
+
+def _splits(random: Random, on_gpu: bool, backend: str) -> int | str:
+    if backend in ("eager", "auto") or random.random() < 0.4:  # the reference takes no number
+        return "auto"
+    return random.choice((1, 2, 3, 7, 16, 16, 128) if on_gpu else (1, 2, 3))
+
+
+def _decode_length(random: Random, longest: int) -> int:
+    kind = random.random()
+    if kind < 0.05:
+        return 0
+    return random.choice((1, 2, longest)) if kind < 0.2 else random.randint(1, longest)
+
+
+def _probes(case: FuzzCase) -> list[str]:
+    """What may be changed without a change of some results."""
+    found = []
+    if case.pass_ == "decode":
+        found += ["beyond lengths", "beyond lengths"]
+    elif case.causal and case.seq_len > 1 and case.form != "packed":
+        found += ["future"] * 2
+    if len(case.bounds) > 2:
+        found += ["other documents"] * 3
+    if case.batch > 1:
+        found += ["other sequences"] * 2
+    if case.heads > case.heads_that_meet:
+        found.append("other heads")
+    return found or ["none"]
