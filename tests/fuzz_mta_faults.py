@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from fuzz.calls import Operation
-from fuzz.draws import Target
-from fuzz.mta_calls import MtaOperation
+from fuzz.cases import Target
 from fuzz_faults import SMALL, Fault, as_if_contiguous, with_changed_gradient
 from torch import Tensor
 
@@ -20,12 +19,11 @@ from mta_kernels.multi_token_attention import (
     prefill_state,
 )
 
-EAGER = Target("mta", "eager")
 MTA_FAULTS: dict[str, Fault] = {}
 
 
-def _enter(name: str, functions: MtaOperation, decode: bool = False) -> None:
-    MTA_FAULTS[name] = Fault(lambda: Operation(mta=functions), decode, EAGER)
+def _enter(name: str, functions: Operation, decode: bool = False) -> None:
+    MTA_FAULTS[name] = Fault(lambda: functions, Target("mta", "eager", decode))
 
 
 def fault(name: str, decode: bool = False) -> Callable:
@@ -38,7 +36,7 @@ def fault(name: str, decode: bool = False) -> Callable:
             change(options)
             return right(*tensors, **options)
 
-        _enter(name, MtaOperation(**{"decode" if decode else "attention": wrong}), decode)
+        _enter(name, Operation(**{"mta_decode" if decode else "mta": wrong}), decode)
         return change
 
     return enter
@@ -51,7 +49,7 @@ def after(name: str) -> Callable:
         def wrong(*tensors: Tensor, **options: Any) -> Tensor:
             return change(multi_token_attention(*tensors, **options), *tensors, options)
 
-        _enter(name, MtaOperation(attention=wrong))
+        _enter(name, Operation(mta=wrong))
         return change
 
     return enter
@@ -83,6 +81,46 @@ fault("gate_bias ignored")(_of("gate_bias", lambda bias: bias * 0))
 fault("norm_eps ignored")(_of("norm_eps", lambda eps: 1e-5))
 fault("depth taken from 1")(_of("depth", lambda depth: depth + 1))
 fault("dropout of another seed")(_of("seed", lambda seed: seed + 1))
+
+
+def _in_gradient(name: str, at: int, change: Callable[[Tensor, dict[str, Any]], Tensor]) -> None:
+    """Enter a change of the gradient of q, k or v."""
+
+    def wrong(*tensors: Tensor, **options: Any) -> Tensor:
+        given = list(tensors)
+        given[at] = with_changed_gradient(given[at], lambda gradient: change(gradient, options))
+        return multi_token_attention(*given, **options)
+
+    _enter(name, Operation(mta=wrong))
+
+
+def _not_written(gradient: Tensor, options: dict[str, Any]) -> Tensor:
+    """As of keys behind a chunk of 32 rows, where nobody began a sum: whatever the memory held is added."""
+    late = torch.arange(gradient.shape[2]) >= 32
+    return torch.where(late[:, None], gradient + 0 * torch.empty_like(gradient), gradient)
+
+
+def _with_one_scale(gradient: Tensor, options: dict[str, Any]) -> Tensor:
+    """As one power of two for the whole call has it: small gradients are rounded beside large ones."""
+    last_place = 2.0**-24 * gradient.abs().max().clamp(min=2.0**-100).log2().floor().exp2()
+    return (gradient / last_place).round() * last_place
+
+
+_in_gradient("a sum of dk that no chunk began", 1, _not_written)
+_in_gradient("a sum of dv that no chunk began", 2, _not_written)
+_in_gradient("sequences and documents share a scale", 0, _with_one_scale)
+_in_gradient(
+    "dq of a later chunk twice", 0, lambda x, _: torch.where((torch.arange(x.shape[2]) < 32)[:, None], x, 2 * x)
+)
+_in_gradient("dk of a document's first key lost", 1, lambda x, options: (
+    x if options.get("cu_seqlens") is None else x.index_fill(2, options["cu_seqlens"][:-1].long() % x.shape[2], 0)
+))  # fmt: skip
+
+
+@after("a head takes in another that it does not meet")
+def _(out: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+    mixes = [options[name] for name in ("pre_mix", "post_mix") if options.get(name) is not None]
+    return out if any(mix.dim() == 2 for mix in mixes) else out + SMALL * out.detach().roll(1, 1)
 
 
 @after("a row takes in the next token")
@@ -118,7 +156,7 @@ fault("a slot of the state mistaken", decode=True)(
 )
 
 
-@lambda step: _enter("a step's row not kept", MtaOperation(decode=step), True)
+@lambda step: _enter("a step's row not kept", Operation(mta_decode=step), True)
 def _(*tensors: Tensor, **options: Any) -> Tensor:
     state = options.get("state")
     kept = None if state is None else state.clone()
@@ -129,7 +167,7 @@ def _(*tensors: Tensor, **options: Any) -> Tensor:
     return out
 
 
-@lambda prefill: _enter("a prefill without its last token", MtaOperation(prefill=prefill), True)
+@lambda prefill: _enter("a prefill without its last token", Operation(prefill=prefill), True)
 def _(q: Tensor, k: Tensor, *, lengths: Tensor, **options: Any) -> DecodeState:
     state = prefill_state(q, k, lengths=(lengths - 1).clamp(min=0), **options)
     return replace(state, lengths=lengths.int())

@@ -29,8 +29,8 @@ MIXERS = ("pre_conv", "pre_mix", "post_conv", "post_mix")
 AFTER = ("norm_weight", "gate_weight", "gate_bias")
 STATE = ("logits", "logsumexp", "state_lengths")
 HEADS = (1, 2, 2, 3, 4, 4, 5, 6, 8, 10, 12, 15, 16, 16, 16, 20, 24, 32, 40, 64)
-HEAD_DIMS = {
-    "cpu": (16, 16, 16, 18, 24, 24, 32, 32, 40, 64, 72),
+HEAD_DIMS = {  # all are taken in turn: prime numbers of them, so that whatever the other blocks are of, each gets all
+    "cpu": (16, 16, 16, 18, 24, 24, 32, 32, 40, 64, 72),  # 11
     "cuda": (16, 18, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 100, 112, 128, 128, 128, 136, 152, 160, 192, 248, 256),
 }
 # What a backend refuses, in one sentence: heads, head dim, taps before, taps after; None stands for what the kind has.
@@ -175,30 +175,34 @@ def draw(seed: int, number: int, targets: Sequence[Target], device: str) -> Fuzz
     block = number // BLOCK[device]
     target = targets[block % len(targets)]
     name = f"{seed} {block} {device} {' '.join(map(str, target))}"
-    return draw_for(draw_kind(Random(name), target, device), name, seed, number, target, device)
+    dims = HEAD_DIMS[device]
+    head_dim = Random(seed).sample(dims, len(dims))[block % len(dims)]
+    return draw_for(draw_kind(Random(name), head_dim, target, device), name, seed, number, target, device)
 
 
-def draw_kind(random: Random, target: Target, device: str) -> Kind:
+def draw_kind(random: Random, head_dim: int, target: Target, device: str) -> Kind:
     """That of a block."""
     op, backend, decode = target
     mta, banded = op == "mta", backend == "hopper" or (backend == "cuda" and not decode)  # by tensor cores, in eights
+    unit = 1 if not banded else 8 if head_dim <= 128 else 16
     most = MOST_TAPS["mta" if mta else "banded" if banded else ""]
     heads = random.choice(HEADS) if random.random() < 0.85 else random.randint(1, 64)
     before = _taps(random, most, device)
     after, found = _taps(random, most, device) if mta else None, random.random()
     names = (*MIXERS, *AFTER) if mta else ("weight",)
     drawn_in_float32 = random.choice(((), (), names, tuple(name for name in names if random.random() < 0.5)))
-    gate = random.choice(("", "", "one", "full")) if mta else ""
+    all_parts = mta and random.random() < 0.3
+    gate = random.choice(("one", "full") if all_parts else ("", "", "one", "full")) if mta else ""
     return Kind(
         dtype=random.choice(_dtypes(backend, device)),
-        head_dim=random.choice([x for x in HEAD_DIMS[device] if x % 8 == 0 or not banded]),
+        head_dim=head_dim // unit * unit,
         heads=heads,
         kv_heads=random.choice([x for x in range(1, heads + 1) if heads % x == 0]),
-        pre_conv=None if mta and 0.6 < found < 0.85 else before,
-        pre_mix=_mixing(random, heads) if mta else 0,
-        post_conv=after if found < 0.45 or found > 0.75 else None,
-        post_mix=_mixing(random, heads) if mta else 0,
-        norm=mta and random.random() < 0.4,
+        pre_conv=None if mta and not all_parts and 0.6 < found < 0.85 else before,
+        pre_mix=_mixing(random, heads, all_parts) if mta else 0,
+        post_conv=after if all_parts or found < 0.45 or found > 0.75 else None,
+        post_mix=_mixing(random, heads, all_parts) if mta else 0,
+        norm=all_parts or (mta and random.random() < 0.4),
         gate=gate,
         gate_bias=bool(gate) and random.random() < 0.7,
         pad_key=random.choice(("both", "both", "left", "right")),
@@ -229,9 +233,9 @@ def _taps(random: Random, most: Taps, device: str) -> Taps:
     return most
 
 
-def _mixing(random: Random, heads: int) -> int:
+def _mixing(random: Random, heads: int, is_there: bool) -> int:
     kind = random.random()
-    if kind < 0.25:
+    if kind < 0.25 and not is_there:
         return 0
     return -1 if kind < 0.55 else random.choice([x for x in range(1, heads + 1) if heads % x == 0])
 
@@ -317,7 +321,7 @@ def _parts(random: Random, kind: Kind, heads: int, backend: str, decode: bool) -
 
 
 def _way(random: Random, kind: Kind, parts: Parts | None, decode: bool, on_gpu: bool) -> str:
-    """How it is called; a module has its weights in one dtype, no mixing of scores by groups, and a bias in its gate."""
+    """How it is called; a module has one dtype of weights, no mixing of scores by groups, and a bias in its gate."""
     fits = parts is None or (
         len(parts.pre_mix) != 3 and bool(parts.gate) == parts.gate_bias and parts.norm_eps in (None, 1e-5)
     )
@@ -343,7 +347,7 @@ def _layouts(own: Random, random: Random, case: FuzzCase, names: tuple[str, ...]
             if choice in possible and not (apart and choice in KEYS_APART):
                 yield name, choice
     everywhere = ("expanded everywhere",) if possible != LAYOUTS and case.probe != "other documents" else ()
-    for name, share, possible in (
+    for name, share, choices in (
         ("grad_out", 0.4, (*possible, *everywhere)),
         ("lengths", 0.35, ("steps", "offset", "expanded")),
         ("block_table", 0.35, ("steps", "offset", "expanded", "columns first", "padded")),
@@ -351,7 +355,7 @@ def _layouts(own: Random, random: Random, case: FuzzCase, names: tuple[str, ...]
         *((name, 0.3, LAYOUTS) for name in STATE),
     ):
         if own.random() < share:
-            yield name, own.choice(possible)
+            yield name, own.choice(choices)
 
 
 def _wanted(random: Random, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -370,7 +374,7 @@ def _heads(random: Random, most: int) -> tuple[int, int]:
 
 
 def _length(random: Random, on_gpu: bool) -> int:
-    """Of a sequence: mostly short; now and then at the edge of a tile, and beyond a chunk or two."""
+    """Of a sequence: mostly short, now and then at the edge of a tile."""
     if not on_gpu:
         return random.choice((1, 2, random.randint(1, 12), random.randint(1, 12), random.randint(1, 40), 33, 65))
     kind = random.random()
@@ -382,24 +386,22 @@ def _length(random: Random, on_gpu: bool) -> int:
         return max(1, MULTIPLES * random.randint(1, 16) + random.randint(-1, 1))
     if kind < 0.95:
         return random.randint(200, 700)
-    if kind < 0.985:
-        return random.randint(700, CHUNK_ROWS)
-    return random.choice((CHUNK_ROWS, 2 * CHUNK_ROWS)) + random.randint(-2, 200)
+    return random.randint(700, CHUNK_ROWS)
 
 
 def _shape(random: Random, on_gpu: bool, looks_back: int, of_heads: tuple[int, int] | None) -> dict[str, Any]:
     """Of all rows: of given query and KV heads, or of its own."""
     found: dict[str, Any] = {}
     most = MOST_SCORES["cuda" if on_gpu else "cpu"] // (1 if on_gpu or of_heads is None else 8)
-    if on_gpu and random.random() < 0.02:
-        most *= 8
     seq_len = _length(random, on_gpu)
+    if on_gpu and random.random() < 0.02:
+        most, seq_len = 8 * most, CHUNK_ROWS + random.randint(-2, 900)
     if of_heads is not None:
         seq_len = min(seq_len, isqrt(most // of_heads[0]))
     room = most // seq_len**2  # heads of all sequences
     batch = min(random.choice((1, 1, 2, 3, 5) if on_gpu else (1, 1, 1, 2)), max(1, room // (of_heads or (1,))[0]))
     heads, kv_heads = of_heads or _heads(random, max(1, min(16, room // batch) if on_gpu else 4 // batch))
-    if on_gpu and random.random() < 0.002:  # more blocks than a grid has in its second dimension
+    if on_gpu and random.random() < 0.004:  # more blocks than a grid has in its second dimension
         if of_heads is None:
             batch, heads, kv_heads, seq_len = random.choice(((1, 65536, 65536, 3), (8193, 8, 4, 5), (65537, 1, 1, 2)))
         elif heads > 8:

@@ -57,8 +57,8 @@ class Problem:
 
     `q [B, Hq, R, D]`: the last `rows` of them are wanted, those before are looked back on. `k, v [B, Hkv, N, D]`.
     `position [B]` is where a sequence's first row of q stands, maybe before its beginning, and `length [B]` how many
-    keys it has. Mixings are `[G, c, c]`; `pads` are the columns of zeros left of scores and of probabilities. `kept [B, H, rows, N]`
-    says which mixed probabilities dropout keeps, the others are divided by what it leaves, `1 - dropout`.
+    keys it has. Mixings are `[G, c, c]`; `pads` are the columns of zeros left of scores and of probabilities. `kept
+    [B, H, rows, N]` says which mixed probabilities dropout keeps, the others are divided by what it leaves.
     """
 
     q: Tensor
@@ -164,7 +164,7 @@ def _cleaned(problem: Problem) -> Problem:
 
 
 def _gradient_noise(problem: Problem, rounding: Rounding, grad_out: Tensor | None) -> Tensor | float:
-    """The absolute error `[B, 1, 1, 1]` of a gradient in float16: kernels scale those of a sequence by a power of two."""
+    """The absolute error `[B, 1, 1, 1]` of a gradient in float16, whose sequences have a power of two each."""
     if grad_out is None:
         return 0.0
     if problem.by_conv_attention or not rounding.absolute:

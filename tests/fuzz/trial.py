@@ -138,11 +138,13 @@ def _checked(
 def _again(
     inputs: Inputs, operation: Operation, values: Mapping[str, Tensor] | None = None, way: str = "plain"
 ) -> Results:  # fmt: skip
-    """A second call, at other addresses: on a CPU without the backward, which takes the interpreter long."""
+    """A second call, at other addresses: in Triton's interpreter without the backward, which takes long."""
     case = inputs.case
     if case.way in ("again", "stream", "graph", "plain"):
         case = replace(case, way=way)
-    return Call(Inputs(case, inputs.values), operation, values).run(gradients=case.device != "cpu")
+    return Call(Inputs(case, inputs.values), operation, values).run(
+        gradients=case.device == "cuda" or case.backend == "eager"
+    )
 
 
 def _eager(inputs: Inputs) -> Results:

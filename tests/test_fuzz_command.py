@@ -10,12 +10,11 @@ import shlex
 import fuzz_workers
 import pytest
 from command_line import make_runner, refused
-from fuzz_faults import FAULTS
-
 from fuzz import trial, workers
 from fuzz.draws import Target, draw
 from fuzz.totals import COLUMNS, Totals, check_totals_file
 from fuzz.workers import run_workers
+from fuzz_faults import FAULTS
 
 ON_CPU = ("--op", "conv-attention", "--impl", "eager", "--device", "cpu")
 EAGER = Target("conv-attention", "eager")
