@@ -20,9 +20,9 @@ RANGES = "512,1k,4k; 1k..16k doubles; 1k..4k:+1k adds; 1k..64k:x4 multiplies"
 # Groups of options in --help, in the order shown.
 PANELS = (
     "Shapes and kernels", "Output", "All steps of multi-token attention", "How to measure",
-    "Several GPUs or processes", "Random cases",
+    "Several GPUs or processes",
 )  # fmt: skip
-Shape, Output, Steps, How, Crew, Random = (partial(Option, rich_help_panel=name) for name in PANELS)
+Shape, Output, Steps, How, Crew = (partial(Option, rich_help_panel=name) for name in PANELS)
 COMMANDS = ("Measure", "Look", "Compare", "Understand")  # groups of commands
 OUT = ("--out", "-o")
 

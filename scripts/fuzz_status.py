@@ -12,22 +12,22 @@ import csv
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(1, str(ROOT / "tests"))
+sys.path.insert(1, str(Path(__file__).parents[1] / "tests"))
 
 from fuzz.families import family, source_hashes
 
+ROOT = Path(__file__).parents[1]
 TOTALS = ROOT / "results/nvidia-h200/fuzz.csv"
 LINE = "{:<22} {:<10} {:<14} {:>8} {:>8} {:>8}"
 
 
-def main(totals: Path = TOTALS, kernels: Path | None = None) -> int:
+def main(totals: Path = TOTALS) -> int:
     """Print a line a family, and a sentence on standard error for each that is not of the kernels as they are."""
     with totals.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     print(LINE.format("family", "newest", "commit", "kernels", "cases", "failures"))
     stale = False
-    for name, sources in (source_hashes(kernels) if kernels else source_hashes()).items():
+    for name, sources in source_hashes().items():
         of_family = [row for row in rows if family(row["op"], row["pass"]) == name]
         newest = max(of_family, key=lambda row: row["date"], default=None)
         current = [row for row in of_family if row["sources"] == sources]

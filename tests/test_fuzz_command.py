@@ -1,28 +1,53 @@
-"""`mtabench verify --fuzz`: what is typed, printed and written, and its worker processes."""
+"""`scripts/fuzz_kernels.py`: what is typed, printed and written, its worker processes, and `scripts/fuzz_status.py`."""
 
 from __future__ import annotations
 
 import csv
 import functools
+import importlib.util
 import re
 import shlex
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
 
 import fuzz_workers
 import pytest
-from command_line import make_runner, refused
 from fuzz import trial, workers
-from fuzz.draws import Target, draw
+from fuzz.cases import Target, draw
+from fuzz.families import KERNELS, source_hashes
 from fuzz.totals import COLUMNS, Totals, check_totals_file
-from fuzz.workers import run_workers
+from fuzz.workers import Ended, run_workers
 from fuzz_faults import FAULTS
 
-ON_CPU = ("--op", "conv-attention", "--impl", "eager", "--device", "cpu")
+ROOT = Path(__file__).parents[1]
+ON_CPU = ("--op", "conv-attention", "--impl", "eager", "--pass", "bwd", "--device", "cpu")
 EAGER = Target("conv-attention", "eager")
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    return make_runner(monkeypatch, capsys, tmp_path)
+    """Runs `scripts/fuzz_kernels.py` with some words: exit code, output, errors."""
+    fuzz_kernels = script("fuzz_kernels")
+    monkeypatch.chdir(tmp_path)
+
+    def typed(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fuzz_kernels.py", *map(str, words)])
+        try:
+            code = fuzz_kernels.main()
+        except SystemExit as ended:
+            code = ended.code
+        return code, *capsys.readouterr()
+
+    return typed
 
 
 @pytest.fixture
@@ -36,33 +61,35 @@ def planted(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--fuzz", "-1"), "--fuzz is -1; expected seconds"),
-        (("--fuzz", "inf"), "--fuzz is inf; expected seconds"),
-        (("--fuzz", "nan"), "--fuzz is nan; expected seconds"),
-        (("--fuzz", "0"), "give its number with --case"),
-        (("--fuzz", "0", "--case", "3"), "give --seed and --case"),
-        (("--fuzz", "0", "--case", "-3", "--seed", "1"), "cases from 0 on"),
-        (("--fuzz", "1", "--seed", "-1"), "--seed is -1"),
-        (("--fuzz", "1", "--jobs", "0"), "--jobs is 0; expected 1 to 256"),
-        (("--fuzz", "1", "--impl", "sdpa-flash"), "no cases for 'sdpa-flash'; expected one or more of triton"),
-        (("--fuzz", "1", "--out", "."), "is a folder"),
-        (("--fuzz", "1", "--out", "other.csv"), "holds no totals of a fuzz"),
-        (("--fuzz", "1", "--out", "other.csv/new.csv"), "is a file, not a folder"),
-        (("--fuzz", "0", "--case", "3", "--seed", "1", "--out", "new.csv"), "leave out one of them"),
-        (("--case", "3"), "give --fuzz SECONDS"),
-        (("--jobs", "2"), "give --fuzz SECONDS"),
-        (("--fuzz", "1", "--op", "attention"), "no cases for --op 'attention'; expected one or more of conv-attention"),
-        (("--fuzz", "1", "--op", "mta", "--impl", "hopper"), "no cases for 'hopper'; expected one or more of triton"),
+        (("--seconds", "-1"), "--seconds is -1; expected seconds"),
+        (("--seconds", "inf"), "--seconds is inf; expected seconds"),
+        (("--seconds", "nan"), "--seconds is nan; expected seconds"),
+        (("--cases", "0"), "--cases is 0; expected a number of cases"),
+        (("--case", "3"), "give --seed and --case"),
+        (("--case", "-3", "--seed", "1"), "cases from 0 on"),
+        (("--seed", "-1"), "--seed is -1"),
+        (("--jobs", "0"), "--jobs is 0; expected 1 to 256"),
+        (("--impl", "sdpa-flash"), "--impl sdpa-flash has no cases; expected one or more of triton"),
+        (("--out", "."), "is a folder"),
+        (("--out", "other.csv"), "holds no totals of a fuzz"),
+        (("--out", "other.csv/new.csv"), "is a file, not a folder"),
+        (("--case", "3", "--seed", "1", "--out", "new.csv"), "leave out one of them"),
+        (("--op", "attention"), "invalid choice: 'attention'"),
+        (("--pass", "fwd"), "invalid choice: 'fwd'"),
+        (("--op", "mta", "--impl", "hopper"), "--impl hopper has no cases; expected one or more of triton"),
+        (("--op", "conv-attention", "--impl", "hopper"), "nothing can be checked: no backend that was asked for"),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
 def test_wrong_options_are_refused_in_a_sentence(run, tmp_path, words, said) -> None:
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    refused(run("verify", "--device", "cpu", *words), said)
+    code, _, err = run("--device", "cpu", *words)
+    assert code == 2
+    assert said in err.splitlines()[-1]
 
 
 def test_a_case_alone_is_shown(run) -> None:
-    code, out, err = run("verify", "--fuzz", 0, "--seed", 1, "--case", 7, *ON_CPU)
+    code, out, err = run("--seed", 1, "--case", 7, *ON_CPU)
     case = draw(1, 7, (EAGER,), "cpu")
     assert (code, err) == (0, "")
     assert out == f"{case.described()}\npassed\n"
@@ -71,16 +98,18 @@ def test_a_case_alone_is_shown(run) -> None:
 
 @pytest.mark.usefixtures("planted")
 def test_a_failure_has_code_4_and_what_is_typed_to_repeat_it(run, tmp_path) -> None:
-    code, out, _ = run("verify", "--fuzz", 0.5, "--seed", 1, "--out", "new/totals.csv", *ON_CPU)
+    code, out, _ = run("--seconds", 60, "--cases", 4, "--seed", 1, "--out", "new/totals.csv", *ON_CPU)
     assert code == 4
     failed, command = re.search(
-        r"^FAILED conv-attention eager (?:fwd|bwd): (.*) \| mtabench (.*)$", out, re.MULTILINE
+        r"^FAILED conv-attention eager (?:fwd|bwd): (.*) \| scripts/fuzz_kernels.py (.*)$", out, re.MULTILINE
     ).groups()
     with (tmp_path / "new/totals.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {(row["op"], row["backend"], row["seed"]) for row in rows} == {(*EAGER, "1")}
+    assert {(row["op"], row["backend"], row["seed"]) for row in rows} == {(*EAGER[:2], "1")}
+    assert {row["sources"] for row in rows} == {source_hashes()["conv-attention"]}
     cases, failures = (sum(int(row[name]) for row in rows) for name in ("cases", "failures"))
     assert f"{failures} of {cases} cases failed" in out
+    assert cases == 4
     assert out.count("FAILED ") == failures > 0
 
     code, out, _ = run(*shlex.split(command))
@@ -113,8 +142,8 @@ def test_workers_that_cannot_start_are_one_failure_each(monkeypatch) -> None:
 def test_totals_are_added_to_a_file(tmp_path) -> None:
     path = tmp_path / "totals.csv"
     totals = Totals()
-    totals.add("mta", "triton", "fwd", refused=False, failed=False, seconds=0.25)
-    totals.add("mta", "triton", "fwd", refused=True, failed=True, seconds=0.5)
+    totals.add(Ended(0, "mta", "triton", "fwd", (), False, 0.25, True, ("a", "b")))
+    totals.add(Ended(1, "mta", "triton", "fwd", ("wrong",), True, 0.5, False, ("b", "c")))
     for seed in (1, 2):
         check_totals_file(path)
         totals.append_to(path, {"seed": seed, "device": "a, b"})
@@ -123,4 +152,61 @@ def test_totals_are_added_to_a_file(tmp_path) -> None:
     assert tuple(rows[0]) == COLUMNS
     assert [row["seed"] for row in rows] == ["1", "2"]
     assert rows[1]["device"] == "a, b"
-    assert [rows[1][name] for name in ("cases", "refused", "failures", "seconds")] == ["2", "1", "1", "0.8"]
+    numbers = [rows[1][name] for name in ("cases", "refused", "failures", "seconds", "kernels", "sources")]
+    assert numbers == ["2", "1", "1", "0.8", "3", source_hashes()["mta"]]
+    check_totals_file(ROOT / "results/nvidia-h200/fuzz.csv")
+
+
+CHANGES = {
+    "conv_attention/hopper/device.cuh": {"conv-attention", "conv-attention decode", "mta", "mta decode"},
+    "conv_attention/cuda_sm80/backward.py": {"conv-attention", "mta"},
+    "conv_attention/cuda_decode/fold.cuh": {"conv-attention decode", "mta decode"},
+    "multi_token_attention/rows_cuda/forward.cu": {"mta", "mta decode"},
+    "multi_token_attention/decode/keys.py": {"mta decode"},
+    "nvrtc/common.cuh": {"conv-attention", "conv-attention decode", "mta", "mta decode"},
+    "gpu_limits.py": {"conv-attention", "conv-attention decode", "mta", "mta decode"},
+    "conv_attention/context_parallel/agreement.py": set(),
+}
+
+
+def test_a_change_of_code_is_one_of_its_families(tmp_path) -> None:
+    kernels = tmp_path / "mta_kernels"
+    shutil.copytree(KERNELS, kernels, ignore=shutil.ignore_patterns("__pycache__"))
+    before = source_hashes(kernels)
+    assert before == source_hashes()
+    for name, families in CHANGES.items():
+        path = kernels / name
+        text = path.read_text()
+        comment, code = ("# why\n", "BLOCK = 1\n") if path.suffix == ".py" else ("// why\n", "int block = 1;\n")
+        for more, changed in ((comment, set()), (code, families)):
+            path.write_text(text + more)
+            source_hashes.cache_clear()
+            after = source_hashes(kernels)
+            assert {family for family, found in after.items() if found != before[family]} == changed, name
+        path.write_text(text)
+    source_hashes.cache_clear()
+
+
+def test_a_release_needs_kernels_that_were_fuzzed_as_they_are(tmp_path, capsys) -> None:
+    fuzz_status = script("fuzz_status")
+    path, totals = tmp_path / "fuzz.csv", Totals()
+    for number in range(3):
+        totals.add(Ended(number, "mta", "triton", "bwd", (), False, 0.25))
+    totals.append_to(path, {"date": "2026-01-02T03:04:05Z", "git_sha": "abc"})
+    assert fuzz_status.main(path) == 1
+    out, err = capsys.readouterr()
+    assert re.search(r"^mta +2026-01-02 +abc +as now +3 +0$", out, re.MULTILINE)
+    assert [line.partition(" was never fuzzed: run ")[0] for line in err.splitlines()] == [
+        "conv-attention", "conv-attention decode", "mta decode",
+    ]  # fmt: skip
+    for op, pass_ in (("conv-attention", "bwd"), ("conv-attention", "decode"), ("mta", "decode")):
+        totals.add(Ended(0, op, "triton", pass_, (), False, 0.25))
+    totals.append_to(path, {"date": "2026-01-03T03:04:05Z", "git_sha": "abd"})
+    assert fuzz_status.main(path) == 0
+    assert capsys.readouterr().err == ""
+    path.write_text(path.read_text().replace(source_hashes()["mta"], "other", 2))
+    assert fuzz_status.main(path) == 1
+    assert (
+        "mta has changed since its fuzz of 2026-01-03: run scripts/fuzz_kernels.py --op mta" in capsys.readouterr().err
+    )
+    assert "fuzz_status.py" in (ROOT / "scripts/build_wheel").read_text()

@@ -54,7 +54,7 @@ LAYERS = (
     "registry",
     "prediction styles",
     "measuring",
-    "checking fuzzing results",
+    "checking results",
     "transformer",
     "charts dashboard exports profiling report sweeps",
     "cluster",

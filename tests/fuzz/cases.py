@@ -395,7 +395,7 @@ def _shape(random: Random, on_gpu: bool, looks_back: int, of_heads: tuple[int, i
     most = MOST_SCORES["cuda" if on_gpu else "cpu"] // (1 if on_gpu or of_heads is None else 8)
     seq_len = _length(random, on_gpu)
     if on_gpu and random.random() < 0.02:
-        most, seq_len = 8 * most, CHUNK_ROWS + random.randint(-2, 900)
+        most, seq_len = 16 * most, CHUNK_ROWS + random.randint(-2, 900)
     if of_heads is not None:
         seq_len = min(seq_len, isqrt(most // of_heads[0]))
     room = most // seq_len**2  # heads of all sequences

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -74,11 +75,13 @@ _told: set[str] = set()
 
 def try_case(case: FuzzCase, operation: Operation = PUBLIC) -> Outcome:
     """Run a case and check it; whatever its call raises is an outcome, but for memory that other processes have."""
-    try:
-        return _tried(case, operation)
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-        return _tried(case, operation)
+    for wait_s in (1, 5, 20):
+        try:
+            return _tried(case, operation)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            time.sleep(wait_s)
+    return _tried(case, operation)
 
 
 def _tried(case: FuzzCase, operation: Operation) -> Outcome:

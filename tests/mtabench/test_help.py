@@ -173,7 +173,6 @@ def test_an_option_of_another_command_is_said_to_be_its(mtabench, words, has):
         ("fwd --time-limit soon", "'soon' is no number of seconds"),
         ("ab --pairs many --base main fwd", "'many' is no whole number"),
         ("dashboard . -o site --days ten", "'ten' is no whole number"),
-        ("verify --fuzz 10s", "'10s' is no number of seconds"),
     ],
 )
 def test_a_number_that_is_none_is_named(mtabench, words, sentence):

@@ -119,7 +119,6 @@ def test_verify(mtabench, monkeypatch):
     assert (code, data["failed"], data["checks"][0]["rel_error"]) == (4, 1, None)
     rows[:2] = []
     assert mtabench("verify", "--json")[0] == 5
-    refused(mtabench("verify", "--fuzz", "1", "--json"), "--json", "--fuzz")
 
 
 def test_what_a_person_s_kernel_prints_is_no_part_of_the_document(tmp_path, monkeypatch, capfd):
