@@ -18,6 +18,7 @@ from mta_kernels.operation import PAGE_SIZES
 BLOCK = {"cuda": 200, "cpu": 1}  # cases; nothing is compiled for Triton's interpreter
 MOST_SCORES = {"cuda": 2 << 20, "cpu": 20_000}  # of all heads and sequences together
 MOST_CACHED = {"cuda": 1 << 20, "cpu": 4_000}  # scores of a decode: those of all rows that are looked back on
+MOST_IN_CACHE = 16 << 20  # numbers of the keys of all query heads and sequences
 MULTIPLES = 32  # that a kernel's tiles are multiples of, more or less
 CHUNK_ROWS = 2048  # rows of scores that a backward keeps at a time
 LAYOUTS = ("transposed", "offset", "steps", "rows apart", "columns first", "padded", "permuted")
@@ -267,7 +268,7 @@ def draw_for(kind: Kind, block: str, seed: int, number: int, target: Target, dev
     }  # fmt: skip
     of_heads = heads if parts else None
     if decode:
-        drawn |= _decode_shape(random, on_gpu, target, taps[0], looks_back, of_heads)
+        drawn |= _decode_shape(random, kind, on_gpu, target, taps[0], looks_back, of_heads)
     else:
         drawn |= _shape(random, on_gpu, looks_back, of_heads)
         if parts or backend == "triton":
@@ -436,8 +437,9 @@ def _bounds(random: Random, rows: int) -> tuple[int, ...]:
 
 
 def _decode_shape(
-    random: Random, on_gpu: bool, target: Target, query_taps: int, looks_back: int, of_heads: tuple[int, int] | None
-) -> dict[str, Any]:
+    random: Random, kind: Kind, on_gpu: bool, target: Target, query_taps: int, looks_back: int,
+    of_heads: tuple[int, int] | None,
+) -> dict[str, Any]:  # fmt: skip
     """Of conv attention one step, of the whole operation several, behind a prefill."""
     batch = random.choice((1, 1, 2, 3, 5, 8, 16, 40) if on_gpu else (1, 1, 2, 3))
     longest = random.choice((1, 5, 40, 70, 300, 300, 1000, 3000, 9000) if on_gpu else (1, 3, 20, 70, 140))
@@ -447,7 +449,7 @@ def _decode_shape(
         steps = random.choice((1, 1, 2, 3, 5))
         rows, most = looks_back + steps, most if on_gpu else 4 * most
         longest = min(longest, max(1, most // (rows * of_heads[0])))
-    room = most // (rows * longest)
+    room = min(most // rows, MOST_IN_CACHE // kind.head_dim) // longest
     batch = min(batch, max(1, room // (of_heads or (1,))[0]))
     heads, kv_heads = of_heads or _heads(random, max(1, min(32 if on_gpu else 4, room // batch)))
     lengths = tuple(_decode_length(random, longest) for _ in range(batch))

@@ -102,7 +102,8 @@ def errors_allowed(
     """
     problem = _cleaned(problem)
     batch, heads, rows, _ = problem.q.shape
-    at_once = max(1, min(SAMPLES, NUMBERS // (2 * batch * heads * rows * problem.k.shape[2])))
+    numbers = 2 * batch * heads * problem.k.shape[2] * max(rows, problem.k.shape[3] // 4)
+    at_once = max(1, min(SAMPLES, NUMBERS // numbers))
     passes = -(-SAMPLES // at_once)
     gradient = _gradient_noise(problem, rounding, grad_out)
     generator = torch.Generator(problem.q.device).manual_seed(seed)

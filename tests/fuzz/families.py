@@ -10,10 +10,8 @@ from pathlib import Path
 
 KERNELS = Path(__file__).parents[2] / "kernels/mta_kernels"
 FOLDERS = {"conv-attention": ("conv_attention",), "mta": ("conv_attention", "multi_token_attention")}
-SHARED = ("nvrtc", "*.py")  # in every family
-# What no case of any family runs, or none of a decode, or of all rows.
-NEVER, NOT_IN_DECODE, NOT_IN_ALL_ROWS = "context_parallel", "backward", "decode"
-IN_ALL = "backend.py"  # which names the kernels of all passes
+NEVER = "context_parallel"  # which no case runs
+IN_ALL = "backend.py"  # which names the kernels of all passes, be it in a folder of one
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -25,18 +23,20 @@ def family(op: str, pass_: str) -> str:
 @functools.cache
 def source_hashes(kernels: Path = KERNELS) -> dict[str, str]:
     """Of each family twelve hexadecimal digits, which change with its sources, but for comments and blank space."""
+    code = {
+        file.relative_to(kernels).as_posix(): _code(file)
+        for file in sorted(kernels.rglob("*"))
+        if file.suffix in (".py", ".cu", ".cuh") and NEVER not in file.as_posix()
+    }
     found = {}
     for op, folders in FOLDERS.items():
-        for pass_ in ("bwd", "decode"):
-            left_out = NOT_IN_DECODE if pass_ == "decode" else NOT_IN_ALL_ROWS
-            paths = {path for name in (*folders, *SHARED) for path in kernels.glob(name)}
-            files = {file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])}
+        for pass_, left_out in (("bwd", "decode"), ("decode", "backward")):
             digest = hashlib.sha256()
-            for file in sorted(files):
-                name = file.relative_to(kernels).as_posix()
-                is_of_it = NEVER not in name and (left_out not in name or file.name in IN_ALL)
-                if file.suffix in (".py", ".cu", ".cuh") and is_of_it:
-                    digest.update(f"{name}\0{_code(file)}\0".encode())
+            for name, text in code.items():
+                folder, _, rest = name.partition("/")
+                is_in = not rest or folder in (*folders, "nvrtc")
+                if is_in and (left_out not in name or name.endswith(IN_ALL)):
+                    digest.update(f"{name}\0{text}\0".encode())
             found[family(op, pass_)] = digest.hexdigest()[:12]
     return found
 
