@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mta_kernels.operation import PAGE_SIZES
 
-BLOCK = {"cuda": 200, "cpu": 1}  # cases; nothing is compiled for Triton's interpreter
+BLOCK = {"cuda": 400, "cpu": 1}  # cases; nothing is compiled for Triton's interpreter
 MOST_SCORES = {"cuda": 2 << 20, "cpu": 20_000}  # of all heads and sequences together
 MOST_CACHED = {"cuda": 1 << 20, "cpu": 4_000}  # scores of a decode: those of all rows that are looked back on
 MOST_IN_CACHE = 16 << 20  # numbers of the keys of all query heads and sequences
