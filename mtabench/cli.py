@@ -345,6 +345,16 @@ def noise(
     raise typer.Exit(run(_sweep_words(sweep), pairs, threshold, out, resume))
 
 
+@app.command(context_settings={"ignore_unknown_options": True}, rich_help_panel="Compare")
+def history(
+    commits: o.Commits, sweep: o.SweepArguments, out: o.HistoryOut, most: o.MostCommits = None,
+) -> None:  # fmt: skip
+    """Measure past commits, so that a dashboard begins with a past. Each runs in a worktree, in a fresh process."""
+    from mtabench.commands.history import run
+
+    raise typer.Exit(run(_sweep_words(sweep), commits, most, out))
+
+
 @app.command(rich_help_panel="Look")
 def show(csv: o.CsvFile, where: o.Where = None, sort: o.Sort = None, json: o.PrintJson = False) -> None:
     """Print a results file as a table that fits the terminal, with pictures of its rounds."""

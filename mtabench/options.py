@@ -300,6 +300,9 @@ BaseRevision = Annotated[str, Option("--base", help="The code before: a branch, 
 HeadRevision = Annotated[Text, Option("--head", help="The code after; the working tree as it is if not given.")]
 Pairs = Annotated[int, Option(**WHOLE, help="Pairs of processes, one of each side, that take turns.")]
 FolderOut = Annotated[File, Output(*OUT, help="The new folder for the results; mtabench-results/ab-TIME if not given.")]
+Commits = Annotated[str, Argument(help="A range of commits, such as v1.0..main or HEAD~20.. .", metavar="REV..REV")]
+MostCommits = Annotated[int | None, Option("--most", **WHOLE, help="At most so many of them, spread evenly.")]
+HistoryOut = Annotated[Path, Output(*OUT, help="The folder for the results, a file a commit; those there are kept.")]
 NoiseOut = Annotated[File, Output(*OUT, help="The CSV file to write; mtabench-results/noise-TIME.csv if not given.")]
 NoiseResume = Annotated[bool, Output("--resume", help="Keep the processes that ended, and measure the others.")]
 Targets = Annotated[

@@ -20,7 +20,6 @@ from mtabench.comparing.pairs import (
     MOST_PAIRS,
     Progress,
     check_pairs,
-    code_folders,
     measure_pairs,
     process_folder,
     sides_of,
@@ -51,9 +50,7 @@ def run(
     checkout = find_checkout(sweep.own_code)
     revisions = {"base": resolve(checkout.root, base, "--base")}
     revisions["head"] = resolve(checkout.root, head, "--head") if head is not None else working_tree(checkout)
-    if sweep.own_code:  # a file may import what its project has, as it will in the processes
-        sys.path += map(str, code_folders(checkout.root, checkout.own))
-    plan = sweep.plan()
+    plan = sweep.plan(checkout)
     folder = out or Path(RESULTS_FOLDER, f"ab-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     if folder.suffix == ".csv":
         raise UsageError(f"ab writes a folder with base.csv and head.csv in it; give --out {folder.with_suffix('')}")
@@ -63,7 +60,7 @@ def run(
     check_folder(folder)
     output = Outlasting(sys.stdout)
     console = make_console(output)
-    announce(console, plan, pairs)
+    announce(console, plan, 2 * pairs, f"{pairs} pairs of processes")
     _say_revisions(console, revisions)
     looks = LOOKS if rerun_unclear else 1
     few = few_pairs(pairs, len(plan.cases), asked.threshold, LEVEL / looks)

@@ -58,7 +58,7 @@ def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume:
     check_folder(path)
     output = Outlasting(sys.stdout)
     console = make_console(output)
-    announce(console, plan, pairs)
+    announce(console, plan, 2 * pairs, f"{pairs} pairs of processes")
     if sweep.dry_run:
         print_prose(console, f"dry run: nothing was measured; the results would go to {named(path)}")
         return 0

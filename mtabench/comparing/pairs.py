@@ -138,7 +138,7 @@ def measure_pairs(
                 progress.ended(f"{label}: kept")
                 continue
             try:
-                _measure(side, words, path, label, progress)
+                measure(side, words, path, label, progress)
             except KeyboardInterrupt:
                 raise StoppedError(f"stopped; the processes that ended are kept in {folder}") from None
         files.append((pair[0], pair[1]))
@@ -154,7 +154,11 @@ def _has_ended(path: Path, cells: int) -> bool:
     return False
 
 
-def _measure(side: Side, words: Sequence[str], path: Path, label: str, progress: Progress) -> None:
+def measure(side: Side, words: Sequence[str], path: Path, label: str, progress: Progress) -> None:
+    """Measure `mtabench words` with a side in a fresh process, which writes `path`.
+
+    Raises MtabenchError if it does not end well or does not measure the revision that it should.
+    """
     last, started = "", time.monotonic()
 
     def receive(line: str) -> None:

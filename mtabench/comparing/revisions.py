@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from mtabench import RESULTS
@@ -94,6 +95,25 @@ def resolve(root: Path, name: str, option: str) -> Revision:
             "`git rev-parse` knows (a shallow clone has few: git fetch --unshallow)"
         ) from error
     return Revision(sha, name)
+
+
+def past(root: Path, commits: str) -> list[tuple[Revision, datetime]]:
+    """The commits of a range with their times in UTC, without those of merged branches; the newest comes first.
+
+    Raises UsageError for a range that has none.
+    """
+    words = ("log", "--first-parent", "--format=%H %ct", "--end-of-options", commits, "--")
+    try:
+        found = [line.split() for line in _git(root, *words).splitlines()]
+    except MtabenchError as error:
+        raise UsageError(
+            f"{commits!r} is no range of commits of {root} ({error}); give one as v1.0..main or HEAD~20.. "
+            "(a shallow clone has few commits: git fetch --unshallow)"
+        ) from error
+    if not found:
+        raise UsageError(f"{commits} has no commit; give the older one first, as v1.0..main or HEAD~20..")
+    times = [(sha, datetime.fromtimestamp(int(seconds), UTC)) for sha, seconds in found]
+    return [(Revision(sha, f"{time:%Y-%m-%d}"), time) for sha, time in times]
 
 
 def working_tree(checkout: Checkout) -> Revision:

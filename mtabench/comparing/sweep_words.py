@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from mtabench.cluster.options import NAMES
+from mtabench.comparing.pairs import code_folders
+from mtabench.comparing.revisions import Checkout
 from mtabench.console import say
 from mtabench.errors import UsageError
 from mtabench.problem.axes import parse_names
@@ -38,8 +41,8 @@ class SweepWords:
         typed = self.typed.get("impl")
         return [text for text in parse_names(typed, "--impl") if is_own_code(text)] if typed else []
 
-    def plan(self) -> Plan:
-        """Its cells; raises UsageError for what a sweep could not do or is not typed here."""
+    def check(self) -> None:
+        """Raise UsageError for an option that is not typed here."""
         for name, usual in DECIDED.items():
             if self.typed.get(name, usual) != usual:
                 option = f"--{'no-' if usual is True else ''}{name.replace('_', '-')}"
@@ -47,12 +50,21 @@ class SweepWords:
                     f"{option} is for one sweep; here each process writes a file of its own, and no charts: "
                     "leave it out"
                 )
+
+    def plan(self, checkout: Checkout | None = None) -> Plan:
+        """Its cells, where a person's own file may import what its checkout has, as it will in the processes.
+
+        Raises UsageError for what a sweep could not do or is not typed here.
+        """
+        self.check()
+        if checkout and self.own_code:
+            sys.path += map(str, code_folders(checkout.root, checkout.own))
         given = {name: value for name, value in self.typed.items() if name not in (*DECIDED, "dry_run")}
         return any_plan(Options(self.words[0], **given))
 
 
-def announce(console: Console, plan: Plan, pairs: int) -> None:
-    """Print the plan of a sweep that two sides run in so many pairs of processes, with a guess of the time.
+def announce(console: Console, plan: Plan, count: int, processes: str) -> None:
+    """Print the plan of a sweep that so many processes run, and what these are, with a guess of the time.
 
     Raises NothingTimedError if none of its cells can run here.
     """
@@ -65,5 +77,5 @@ def announce(console: Console, plan: Plan, pairs: int) -> None:
     against = here.against(plan.cases)
     check_any(plan.cases, against)
     seconds = here.seconds([case for case in plan.cases if case not in against], make_settings(plan))
-    print_plan(console, plan, len(plan.cases), against, 2 * pairs * (seconds + PROCESS_S), reasons=True)
-    say(console, f"  {pairs} pairs of processes, each of which measures all cells")
+    print_plan(console, plan, len(plan.cases), against, count * (seconds + PROCESS_S), reasons=True)
+    say(console, f"  {processes}, each of which measures all cells")

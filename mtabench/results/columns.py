@@ -103,8 +103,8 @@ TABLE: tuple[Column, ...] = (
     Column("schema_version", "version of this table", COUNT, value=lambda cell: SCHEMA_VERSION, detail=0),
     Column("run_id", "one id a sweep", value=attrgetter("facts.run_id"), merged="joined", detail=3),
     Column(
-        "started_utc", "start of the sweep in UTC", Field(fields.time_utc, parquet="time"),
-        value=attrgetter("facts.started_utc"), merged="least", detail=3,
+        "started_utc", "start of the sweep in UTC; in files of `mtabench history` the time of the commit",
+        Field(fields.time_utc, parquet="time"), value=attrgetter("facts.started_utc"), merged="least", detail=3,
     ),
     _cell(
         "pass", "`fwd`, `bwd` or `decode`; of a model `train`, `prefill` or `generate`", Field(fields.one_of(*PASSES))

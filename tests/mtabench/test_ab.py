@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import make_runner, refused
-from paired_runs import Processes, git, make_repository, process_rounds
+from paired_runs import git, make_repository, process_rounds
 from written_runs import case
 
 from mtabench.commands import ab
-from mtabench.comparing import pairs
 from mtabench.comparing.compare import LEVEL, judge
 from mtabench.comparing.inference import by_pairs, paired_ratios
 from mtabench.results.runs import read_run
@@ -34,18 +33,6 @@ def repository(tmp_path):
 def mtabench(monkeypatch, capsys, repository):
     monkeypatch.setattr(ab, "announce", lambda *_: None)
     return make_runner(monkeypatch, capsys, repository)
-
-
-@pytest.fixture
-def processes(monkeypatch):
-    """Puts a stand-in in the place of processes, given what they measure."""
-
-    def put(results):
-        stand_in = Processes(results)
-        monkeypatch.setattr(pairs, "run_module", stand_in)
-        return stand_in
-
-    return put
 
 
 def sides(base=1.0, head=1.0, noise=0.002):

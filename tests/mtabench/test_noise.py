@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import make_runner
-from paired_runs import Processes, process_rounds
+from paired_runs import process_rounds
 from written_runs import case
 
 from mtabench.commands import noise as noise_command
-from mtabench.comparing import pairs
 from mtabench.comparing.compare import judge
 from mtabench.comparing.inference import by_pairs, paired_ratios, pooled
 from mtabench.comparing.noise import find_noise
@@ -74,16 +73,6 @@ def test_the_smallest_change_is_found_in_95_percent(threshold):
 def mtabench(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(noise_command, "announce", lambda *_: None)
     return make_runner(monkeypatch, capsys, tmp_path)
-
-
-@pytest.fixture
-def processes(monkeypatch):
-    def put(results):
-        stand_in = Processes(results)
-        monkeypatch.setattr(pairs, "run_module", stand_in)
-        return stand_in
-
-    return put
 
 
 def test_the_command_prints_and_writes_a_line_a_cell(mtabench, processes):

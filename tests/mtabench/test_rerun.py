@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 from command_line import contents, make_runner, refused
-from paired_runs import Processes, git, make_repository, process_rounds
+from paired_runs import git, make_repository, process_rounds
 from written_runs import case, rounds, write_run
 
-from mtabench.comparing import pairs
 from mtabench.environment import cpu_name
 
 UNCLEAR, SAME = case(64), case(128, splits=None)
@@ -35,16 +34,6 @@ def runs(repository):
             write_run(repository / f"{name}.csv", cells, run_id=name, **facts)
 
     return write
-
-
-@pytest.fixture
-def processes(monkeypatch):
-    def put(results):
-        stand_in = Processes(results)
-        monkeypatch.setattr(pairs, "run_module", stand_in)
-        return stand_in
-
-    return put
 
 
 def one_cell(ms_of_head):
