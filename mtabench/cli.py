@@ -18,6 +18,8 @@ from mtabench.sweeps.plan import Options, usual_axes
 app = App(context_settings={"help_option_names": ["-h", "--help"]})
 results_app = App(help="Make results files of other ones.", add_completion=False)
 app.add_typer(results_app, name="results", rich_help_panel="Look")
+ci_app = App(help="Gate pull requests and publish a dashboard by GitHub Actions.", add_completion=False)
+app.add_typer(ci_app, name="ci", rich_help_panel="Compare")
 
 
 def _print_version(asked: bool) -> None:
@@ -388,6 +390,17 @@ def select(csv: o.CsvFile, out: o.NewCsv, where: o.Where = None, overwrite: o.Ov
     from mtabench.commands.results import select_rows
 
     raise typer.Exit(select_rows(csv, where or [], out, overwrite))
+
+
+@ci_app.command(context_settings={"ignore_unknown_options": True})
+def init(
+    sweep: o.SweepArguments, action: o.ActionName = None, runner: o.Runner = "self-hosted,linux,gpu",
+    overwrite: o.OverwriteWorkflows = False,
+) -> None:  # fmt: skip
+    """Write two workflows into a project: a gate on pull requests, and a dashboard of its branch."""
+    from mtabench.commands.ci import run
+
+    raise typer.Exit(run(_sweep_words(sweep), action, runner, overwrite))
 
 
 def _sweep_words(words: list[str]) -> Any:

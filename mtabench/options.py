@@ -303,6 +303,11 @@ FolderOut = Annotated[File, Output(*OUT, help="The new folder for the results; m
 Commits = Annotated[str, Argument(help="A range of commits, such as v1.0..main or HEAD~20.. .", metavar="REV..REV")]
 MostCommits = Annotated[int | None, Option("--most", **WHOLE, help="At most so many of them, spread evenly.")]
 HistoryOut = Annotated[Path, Output(*OUT, help="The folder for the results, a file a commit; those there are kept.")]
+ActionName = Annotated[
+    Text, Option("--action", help="The action, such as OWNER/mtabench@v0.1.0; where mtabench came from if not given.")
+]
+Runner = Annotated[str, Option(help="Labels of the runner that measures.")]
+OverwriteWorkflows = Annotated[bool, Output("--overwrite", help="Replace workflows of these names.")]
 NoiseOut = Annotated[File, Output(*OUT, help="The CSV file to write; mtabench-results/noise-TIME.csv if not given.")]
 NoiseResume = Annotated[bool, Output("--resume", help="Keep the processes that ended, and measure the others.")]
 Targets = Annotated[

@@ -98,7 +98,7 @@ def resolve(root: Path, name: str, option: str) -> Revision:
 
 
 def past(root: Path, commits: str) -> list[tuple[Revision, datetime]]:
-    """The commits of a range with their times in UTC, without those of merged branches; the newest comes first.
+    """The commits of a range with their times in UTC, the newest first; commits of merged branches are left out.
 
     Raises UsageError for a range that has none.
     """
@@ -114,6 +114,14 @@ def past(root: Path, commits: str) -> list[tuple[Revision, datetime]]:
         raise UsageError(f"{commits} has no commit; give the older one first, as v1.0..main or HEAD~20..")
     times = [(sha, datetime.fromtimestamp(int(seconds), UTC)) for sha, seconds in found]
     return [(Revision(sha, f"{time:%Y-%m-%d}"), time) for sha, time in times]
+
+
+def branch_of(root: Path) -> str:
+    """The branch that is checked out; raises UsageError if none is."""
+    branch = _git(root, "branch", "--show-current")
+    if not branch:
+        raise UsageError(f"{root} has no branch checked out; type git switch main")
+    return branch
 
 
 def working_tree(checkout: Checkout) -> Revision:
