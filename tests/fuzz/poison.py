@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import deterministic
 
+from mta_kernels import allocation
 from mtabench.measuring.poison import poison_free_blocks
 
 HELD_BYTES = 2 << 30  # free memory that the allocator may keep; what is beyond goes back
@@ -22,13 +23,13 @@ def fresh_memory_is_nan() -> Iterator[None]:
     filled, mode = settings.fill_uninitialized_memory, torch.get_deterministic_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of operators that have no deterministic form, which are PyTorch's own
-        settings.fill_uninitialized_memory = True
+        settings.fill_uninitialized_memory = allocation.pytorch_fills = True
         torch.set_deterministic_debug_mode("warn")
         try:
             yield
         finally:
             torch.set_deterministic_debug_mode(mode)
-            settings.fill_uninitialized_memory = filled
+            settings.fill_uninitialized_memory, allocation.pytorch_fills = filled, False
 
 
 def fill_free_blocks() -> None:

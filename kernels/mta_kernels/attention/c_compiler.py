@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.code_cache import cache_folder, keep_code, kept_code
 
 FOLDER = Path(__file__).parent
@@ -42,7 +43,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, so
     """
     q, k, v = (x.contiguous() for x in (q, k, v))
     batch, heads, rows, head_dim = q.shape
-    out = torch.empty(batch, heads, rows, v.shape[3], dtype=torch.float32)
+    out = empty(batch, heads, rows, v.shape[3], dtype=torch.float32)
     pointers = (x.data_ptr() for x in (q, k, v, out))
     sizes = (batch, heads, k.shape[1], rows, k.shape[2], head_dim, v.shape[3])
     if function(FOLDER / source)(*pointers, *sizes, causal, scale, torch.get_num_threads()):

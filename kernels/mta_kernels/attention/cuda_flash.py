@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.attention.cuda_launch import Constants, device_unsupported, diagonal, kernel
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import missing_package
@@ -101,7 +102,7 @@ def launch(geometry: Geometry, q: Tensor, k: Tensor, v: Tensor, *, causal: bool,
     batch, heads, queries, _ = q.shape
     kv_heads, keys = k.shape[1:3]
     group = heads // kv_heads
-    out = torch.empty(batch, heads, queries, geometry.value_dim, dtype=q.dtype, device=q.device)
+    out = empty(batch, heads, queries, geometry.value_dim, dtype=q.dtype, device=q.device)
     bytes_a_head = 2 * keys * (geometry.head_dim + geometry.value_dim)
     together = group * max(L2_BYTES // bytes_a_head, 1)
     arguments = Arguments(

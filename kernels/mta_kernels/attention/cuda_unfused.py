@@ -11,6 +11,7 @@ from ctypes import c_float, c_int, c_void_p
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.attention.cuda_launch import device_unsupported, diagonal, kernel
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import missing_package
@@ -35,8 +36,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, ru
     q, k, v = (x.contiguous() for x in (q, k, v))
     batch, heads, queries, head_dim = q.shape
     keys, value_dim = v.shape[2:]
-    scores = torch.empty(batch, heads, queries, keys, dtype=torch.float32, device=q.device)
-    out = torch.empty(batch, heads, queries, value_dim, dtype=q.dtype, device=q.device)
+    scores = empty(batch, heads, queries, keys, dtype=torch.float32, device=q.device)
+    out = empty(batch, heads, queries, value_dim, dtype=q.dtype, device=q.device)
     arguments = Arguments(
         *(x.data_ptr() for x in (q, k, v, out, scores)), scale, batch * heads, heads // k.shape[1], queries, keys,
         head_dim, value_dim, diagonal(queries, keys, causal=causal),

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
+
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = range(16, 257)
 INSTALL = "pip install 'mtabench[cutile]'"
@@ -113,7 +115,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) ->
     """
     import cuda.tile
 
-    out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=q.device)
+    out = empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=q.device)
     grid, arguments = launch_arguments(q, k, v, out, causal, scale, torch.cuda.get_device_capability(q.device))
     with torch.cuda.device(q.device):
         cuda.tile.launch(torch.cuda.current_stream(), grid, _compiled_kernel(), arguments)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.attention import triton_pointer
 from mta_kernels.attention.triton_pointer import tiles
 from mta_kernels.conv_attention.surroundings import on_device_of
@@ -93,14 +94,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) ->
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows, value_dim = v.shape[1:]
     queries, keys, values = head_major(q), head_major(k.transpose(2, 3)), head_major(v)
-    out = torch.empty(batch, heads, query_rows, row_pitch(v), dtype=q.dtype, device=q.device)
+    out = empty(batch, heads, query_rows, row_pitch(v), dtype=q.dtype, device=q.device)
     block_d, block_v = (value_block(x) for x in (q, v))
     block_m, block_n, num_warps = tiles(max(block_d, block_v), q.element_size())
 
     def launch() -> None:
         # A descriptor made in the kernel lies in memory that Triton asks of PyTorch. The setting is this context's
         # alone: one made for all would replace the caller's own.
-        triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=q.device))
+        triton.set_allocator(lambda size, alignment, stream: empty(size, dtype=torch.int8, device=q.device))
         _attention_descriptor_kernel[(triton.cdiv(query_rows, block_m), batch * heads)](
             queries, keys, values, out, scale, heads // kv_heads, query_rows, key_rows,
             *(x.shape[3] * q.element_size() // 16 for x in (queries, keys, values, out)),
@@ -119,7 +120,7 @@ def head_major(x: Tensor) -> Tensor:
     pitch = row_pitch(x)
     if x.is_contiguous() and pitch == x.shape[3] and x.data_ptr() % 16 == 0:
         return x
-    copy = torch.empty(*x.shape[:3], pitch, dtype=x.dtype, device=x.device)
+    copy = empty(*x.shape[:3], pitch, dtype=x.dtype, device=x.device)
     copy[..., : x.shape[3]] = x
     return copy
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.attention import triton_pointer
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.forward import value_block
@@ -138,7 +138,7 @@ def attention_with(chosen: Tiles, q: Tensor, k: Tensor, v: Tensor, *, causal: bo
         q, scale = q * scale, 1.0
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows, value_dim = v.shape[1:]
-    out = torch.empty(batch, heads, query_rows, value_dim, dtype=q.dtype, device=q.device)
+    out = empty(batch, heads, query_rows, value_dim, dtype=q.dtype, device=q.device)
     block_d, block_v = (value_block(x) for x in (q, v))
     host_descriptors, alignment = compiled_capability(q.device)[0] >= 9, 16 // q.element_size()
     with on_device_of(q):

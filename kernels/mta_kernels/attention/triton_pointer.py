@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention import choice
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.forward import value_block
@@ -87,7 +88,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) ->
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows, value_dim = v.shape[1:]
     packed = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-    out = torch.empty(batch, query_rows, heads, value_dim, dtype=q.dtype, device=q.device)
+    out = empty(batch, query_rows, heads, value_dim, dtype=q.dtype, device=q.device)
     block_d, block_v = (value_block(x) for x in (q, v))
     block_m, block_n, num_warps = tiles(max(block_d, block_v), q.element_size())
     with on_device_of(q):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.arguments import head_parts
 from mta_kernels.conv_attention.backend import Gradients
 
@@ -25,10 +26,10 @@ def gradients_by_chunks(
     if len(parts) == 1:
         dq, dk, dv, dweight = backward(q, k, v, weight, out, logsumexp.contiguous(), grad_out, **options)
     else:
-        dq = torch.empty(q.shape, dtype=dtype or q.dtype, device=q.device)
+        dq = empty(q.shape, dtype=dtype or q.dtype, device=q.device)
         # Query heads of one KV head may be in several parts.
         dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (k, v))
-        dweight = torch.empty(weight.shape, dtype=torch.float32, device=q.device)
+        dweight = empty(weight.shape, dtype=torch.float32, device=q.device)
         for part, kv_part in parts:
             dq[:, part], dk_part, dv_part, dweight[part] = backward(
                 q[:, part], k[:, kv_part], v[:, kv_part], weight[part],

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty, empty_like, new_empty
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.conv_attention.triton.backend import platform_unsupported
 from mta_kernels.gpu_limits import sm_count
@@ -117,7 +118,7 @@ def run_forward(*arguments: Any) -> Tensor:
     from mta_kernels.multi_token_attention.norm_gate_kernels import _norm_gate_kernel
 
     call = _Call(*arguments)
-    x, out = call.x, torch.empty_like(call.x)
+    x, out = call.x, empty_like(call.x)
     weights = call.norm_weight, call.gate_weight, call.gate_bias
     tiles = call.tiles(call.gate == 2)
     with on_device_of(x):
@@ -147,7 +148,7 @@ def run_backward(x: Tensor, grad: Tensor, *arguments: Any) -> tuple[Tensor, Tens
             d_norm = sums[0, : x.shape[3]]
 
     def like(gradient: Tensor, weight: Tensor | None) -> Tensor:
-        return x.new_empty(0) if weight is None else gradient.to(weight.dtype, copy=True)
+        return new_empty(x, 0) if weight is None else gradient.to(weight.dtype, copy=True)
 
     return dx, like(d_norm, call.norm_weight), like(d_gate, call.gate_weight), like(d_bias, call.gate_bias)
 
@@ -157,13 +158,13 @@ def _backward_of_rows(call: _Call, grad: Tensor) -> tuple[Tensor, Tensor]:
     from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch
     from mta_kernels.multi_token_attention.norm_gate_kernels import _norm_gate_backward_kernel
 
-    x, dx = call.x, torch.empty_like(call.x)
+    x, dx = call.x, empty_like(call.x)
     weights = call.norm_weight, call.gate_weight, call.gate_bias
     block_d = call.tiles(False)["BLOCK_D"]
     block_rows = max(1, BACKWARD["tile"] // block_d)
     # As many programs whatever the time: their sums are added up in one order.
     programs = min(cdiv(call.rows, block_rows), BACKWARD["programs"] * sm_count(x.device))
-    partial = torch.empty(3, block_d, programs, dtype=torch.float32, device=x.device)
+    partial = empty(3, block_d, programs, dtype=torch.float32, device=x.device)
     norm_stride, _, gate_stride, _ = call.strides_of_weights
     launch(
         _norm_gate_backward_kernel, programs, call_signature(x, grad, *weights, dx),
@@ -182,7 +183,7 @@ def _backward_of_gate(call: _Call, grad: Tensor) -> tuple[Tensor, Tensor, Tensor
 
     x = call.x
     weights = call.norm_weight, call.gate_weight, call.gate_bias
-    found = [torch.empty(call.rows, x.shape[3], dtype=x.dtype, device=x.device) for _ in range(3)]
+    found = [empty(call.rows, x.shape[3], dtype=x.dtype, device=x.device) for _ in range(3)]
     tiles = call.tiles(True)
     launch(
         _gate_of_dims_backward_kernel, cdiv(call.rows, tiles["BLOCK_ROWS"]), call_signature(x, grad, *weights),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import new_empty
 from mta_kernels.multi_token_attention.backend import MtaBackend
 from mta_kernels.multi_token_attention.backends import named
 from mta_kernels.multi_token_attention.documents import document_bounds
@@ -97,7 +98,7 @@ def _backward(
         operation, q, k, v, mixers, logsumexp, grad_out, documents=documents
     )
     gradients: Any = zip((q, k, v, *mixers), (dq, dk, dv, *of_mixers), strict=True)
-    return tuple(q.new_empty(0) if x is None else grad.to(x.dtype).contiguous() for x, grad in gradients)
+    return tuple(new_empty(q, 0) if x is None else grad.to(x.dtype).contiguous() for x, grad in gradients)
 
 
 @torch.library.register_fake("mta::multi_token_attention_backward")

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from mta_kernels.allocation import empty_like
 
 
 class Transfer(Protocol):
@@ -66,14 +67,14 @@ class GroupRanks:
     def shift(self, tensors: Sequence[Tensor]) -> Transfer:
         return self._start(
             [(x, (self.rank + 1) % self.size) for x in tensors],
-            [(torch.empty_like(x), (self.rank - 1) % self.size) for x in tensors],
+            [(empty_like(x), (self.rank - 1) % self.size) for x in tensors],
         )
 
     def exchange(self, up: Tensor, down: Tensor) -> tuple[Tensor | None, Tensor | None]:
         above = self.rank + 1 if self.rank + 1 < self.size else None
         below = self.rank - 1 if self.rank else None
-        from_below = torch.empty_like(up) if below is not None else None
-        from_above = torch.empty_like(down) if above is not None else None
+        from_below = empty_like(up) if below is not None else None
+        from_above = empty_like(down) if above is not None else None
         sends = [(x, peer) for x, peer in ((up, above), (down, below)) if peer is not None]
         receives = [
             (x, peer) for x, peer in ((from_below, below), (from_above, above)) if x is not None and peer is not None
@@ -83,7 +84,7 @@ class GroupRanks:
 
     def gather(self, x: Tensor) -> list[Tensor]:
         x = x.contiguous()
-        found = [torch.empty_like(x) for _ in range(self.size)]
+        found = [empty_like(x) for _ in range(self.size)]
         dist.all_gather(found, x, group=self.group)
         return found
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.arguments import check_arguments
 from mta_kernels.conv_attention.cuda_conv import shape as shapes
 from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
@@ -85,8 +86,8 @@ class _ConvAttention(torch.autograd.Function):
         q, k, v = (in_chunks(x) for x in (q, k, v))
         batch, heads, length, head_dim = q.shape
         shape, taps = Shape(q.dtype, head_dim, *weight.shape[1:]), taps_of(weight)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        logsumexp = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        out = empty(q.shape, dtype=q.dtype, device=q.device)
+        logsumexp = empty(q.shape[:3], dtype=torch.float32, device=q.device)
         row_blocks = -(-length // shape.forward_rows)
         arguments = ForwardArguments(
             Rows.of(q), Rows.of(k), Rows.of(v), taps.data_ptr(), out.data_ptr(), logsumexp.data_ptr(),
@@ -120,11 +121,11 @@ class _ConvAttention(torch.autograd.Function):
 
         dq = dk = dv = dweight = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[3]:
-            dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            dq = empty(q.shape, dtype=q.dtype, device=q.device)
             dweight = torch.zeros(weight.shape, dtype=torch.float32, device=q.device)
             run("q", dq, dweight, heads, shape.backward_rows)
             dweight = dweight.to(weight.dtype)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
+            dk, dv = (empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
             run("kv", dk, dv, kv_heads, shape.backward_columns)
         return dq, dk, dv, dweight, None, None, None

@@ -9,6 +9,7 @@ from ctypes import c_float, c_int, c_void_p
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.arguments import MAX_SPLITS, check_splits
 from mta_kernels.conv_attention.cuda_conv.attention import refuse, taps_of
 from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
@@ -47,9 +48,9 @@ def conv_attention_decode(
     count = choose_splits(batch, heads, k.shape[2], q.device) if splits == "auto" else int(splits)
     shape, taps = Shape(q.dtype, head_dim, *weight.shape[1:]), taps_of(weight)
     lengths = lengths.to(torch.int32).contiguous()
-    partial = torch.empty(batch * heads, count, head_dim, dtype=torch.float32, device=q.device)
-    maxima, sums = torch.empty(2, batch * heads, count, dtype=torch.float32, device=q.device)
-    out = torch.empty(batch, heads, 1, head_dim, dtype=q.dtype, device=q.device)
+    partial = empty(batch * heads, count, head_dim, dtype=torch.float32, device=q.device)
+    maxima, sums = empty(2, batch * heads, count, dtype=torch.float32, device=q.device)
+    out = empty(batch, heads, 1, head_dim, dtype=q.dtype, device=q.device)
     arguments = Arguments(
         Rows.of(q), Rows.of(k), Rows.of(v), taps.data_ptr(), lengths.data_ptr(), partial.data_ptr(), maxima.data_ptr(),
         sums.data_ptr(), out.data_ptr(), softmax_scale(scale, head_dim) * math.log2(math.e), heads,

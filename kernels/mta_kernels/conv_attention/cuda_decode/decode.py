@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.arguments import check_block_table, check_splits
 from mta_kernels.conv_attention.backend import size_unsupported
 from mta_kernels.conv_attention.cuda_decode.arrivals import arrivals
@@ -117,8 +118,8 @@ def launch_decode(
     blocks = programs * constants.head_blocks
     if constants.aligned and not has_whole_chunks(q_window):
         q_window = q_window.clone(memory_format=torch.contiguous_format)  # small
-    out = torch.empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=device)
-    scratch = torch.empty(2 * blocks * heads, constants.depth + 2, dtype=torch.float32, device=device)
+    out = empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=device)
+    scratch = empty(2 * blocks * heads, constants.depth + 2, dtype=torch.float32, device=device)
     arguments = DecodeArguments(
         q=Rows.of(q_window), k=Rows.of(k_cache), v=Rows.of(v_cache),
         weight=Weight.of(weight), window=window,

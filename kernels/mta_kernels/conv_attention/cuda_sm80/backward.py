@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import new_empty
 from mta_kernels.conv_attention.backend import Gradients
 from mta_kernels.conv_attention.banded.backward_exact import ExactArguments
 from mta_kernels.conv_attention.banded.backward_plan import ALIGNED, NORM_PARTS, ChunkPlan, Chunks
@@ -84,9 +85,9 @@ def _gradients(
     taps = weight[0].numel()
 
     def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return q.new_empty(shape, dtype=dtype)
+        return new_empty(q, shape, dtype=dtype)
 
-    dq = q.new_empty(q.shape)
+    dq = new_empty(q, q.shape)
     dk, dv = (numbers(batch, kv_heads, heads // kv_heads, key_rows, head_dim) for _ in range(2))
     dweight = numbers(batch, heads, plan.all_row_blocks, taps)
     chunk_rows = plan.row_blocks * constants.block_rows

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import new_empty
 from mta_kernels.conv_attention.banded import banded_headers
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions, heads_in_l2
 from mta_kernels.gpu_limits import shared_memory_limit
@@ -145,7 +146,7 @@ def conv_attention_forward(
     constants = ForwardConstants(
         q.dtype, head_dim, operation.conv, operation.causal, spans is not None, shared_memory_limit(q.device)
     )
-    out, logsumexp = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+    out, logsumexp = new_empty(q, q.shape), new_empty(q, q.shape[:3], dtype=torch.float32)
     row_blocks = -(-query_rows // constants.block_rows)
     work_tiles = row_blocks * batch * heads
     arguments = ForwardArguments(

@@ -15,6 +15,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
+from mta_kernels.allocation import empty, empty_like, new_empty
 from mta_kernels.conv_attention.fastpath.triton_launch import STREAM, LaunchReplay, has_hooks
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.conv_attention.triton.forward import conv_attention_forward
@@ -37,7 +38,7 @@ class TritonForward:
     def __init__(self, operation: Operation, q: Tensor) -> None:
         self._operation = operation
         # torch.empty with a shape and a device takes the host twice as long as empty_like.
-        self._logsumexp = torch.empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:3])
+        self._logsumexp = empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:3])
         self._recording: Recording | None = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,8 +48,8 @@ class TritonForward:
         if recording is None:
             return self._whole_call(q, k, v, weight)
         out = _empty_out(q)
-        logsumexp = torch.empty_like(self._logsumexp, memory_format=torch.contiguous_format)
-        scratch = q.new_empty(recording.scratch_bytes // q.element_size())
+        logsumexp = empty_like(self._logsumexp, memory_format=torch.contiguous_format)
+        scratch = new_empty(q, recording.scratch_bytes // q.element_size())
         recording([*starts, out.data_ptr(), logsumexp.data_ptr(), scratch.data_ptr()])
         return out, logsumexp
 
@@ -60,7 +61,7 @@ class TritonForward:
             return self._whole_call(q, k, v, weight)[0]
         out = _empty_out(q)
         logsumexp_bytes = 4 * self._logsumexp.numel()
-        scratch = q.new_empty((recording.scratch_bytes + logsumexp_bytes) // q.element_size())
+        scratch = new_empty(q, (recording.scratch_bytes + logsumexp_bytes) // q.element_size())
         scratch_at = scratch.data_ptr()
         recording([*starts, out.data_ptr(), scratch_at + recording.scratch_bytes, scratch_at])
         return out
@@ -198,4 +199,4 @@ def _size(memory: Memory) -> int:
 
 def _empty_out(q: Tensor) -> Tensor:
     """Contiguous, of the shape of q."""
-    return torch.empty_like(q) if q.is_contiguous() else q.new_empty(q.shape)
+    return empty_like(q) if q.is_contiguous() else new_empty(q, q.shape)

@@ -11,6 +11,7 @@ from ctypes import c_float, c_int, c_void_p
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty, empty_like, new_empty
 from mta_kernels.conv_attention.backend import Gradients
 from mta_kernels.conv_attention.banded.backward_exact import ExactArguments
 from mta_kernels.conv_attention.banded.backward_plan import ALIGNED, ChunkPlan, Chunks
@@ -102,8 +103,8 @@ class BackwardLaunches:
         sum_rows = batch * heads * key_rows if self._rounds else 0
         self._layout = ScratchLayout.of(self._constants, self._plan, batch, heads, kv_heads, query_rows, sum_rows)
         # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.
-        self._bytes = torch.empty(0, dtype=torch.uint8, device=q.device)
-        element, number = (torch.empty(1, dtype=dtype, device=q.device) for dtype in (q.dtype, torch.float32))
+        self._bytes = empty(0, dtype=torch.uint8, device=q.device)
+        element, number = (empty(1, dtype=dtype, device=q.device) for dtype in (q.dtype, torch.float32))
         dk = (element if self._rounds else number).expand(batch, kv_heads, heads // kv_heads, key_rows, head_dim)
         dk = dk if self._is_grouped else dk.squeeze(2)
         dweight = (number if sums or weight.dtype == torch.float32 else element).expand(weight.shape)
@@ -122,8 +123,8 @@ class BackwardLaunches:
             options = self._packed, self._margins, self._sums
             launches = launches_for(self._operation, q, k, v, weight, out, grad_out, *options)
             return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
-        dq, dk, dv, dweight = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in self._results)
-        scratch = self._bytes.new_empty(self._layout.end)
+        dq, dk, dv, dweight = (empty_like(x, memory_format=torch.contiguous_format) for x in self._results)
+        scratch = new_empty(self._bytes, self._layout.end)
         scratch_at = scratch.data_ptr()
         try:
             call = self._idle.pop()  # so that no other thread has it

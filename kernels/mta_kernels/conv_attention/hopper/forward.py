@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty, empty_like, new_empty
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions, heads_in_l2
 from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.hopper.prepare import Preparation, TileConstants, kernel, prepare_launch
@@ -147,9 +148,9 @@ class ForwardLaunches:
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v))
         self._layout = scratch_layout(self._constants, q.shape[1], q.shape[0] * q.shape[2])
         # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.
-        self._bytes = torch.empty(0, dtype=torch.uint8, device=q.device)
+        self._bytes = empty(0, dtype=torch.uint8, device=q.device)
         self._out_shape = (*q.shape[:2], q.shape[2] - self._constants.rows_before, q.shape[3])
-        self._logsumexp = torch.empty(1, dtype=torch.float32, device=q.device).expand(self._out_shape[:3])
+        self._logsumexp = empty(1, dtype=torch.float32, device=q.device).expand(self._out_shape[:3])
         self._is_like_out = q.is_contiguous() and q.shape == self._out_shape
         self._maps: dict[tuple[int, ...], list[TensorMap]] = {}  # of q, k and v, by where they begin
         self._idle: list[ForwardCall] = []
@@ -158,7 +159,7 @@ class ForwardLaunches:
         self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, spans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """As `conv_attention_forward`."""
-        logsumexp = torch.empty_like(self._logsumexp, memory_format=torch.contiguous_format)
+        logsumexp = empty_like(self._logsumexp, memory_format=torch.contiguous_format)
         return self._launch(q, k, v, weight, spans, logsumexp), logsumexp
 
     def out_alone(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
@@ -176,9 +177,9 @@ class ForwardLaunches:
                 launches = launches_for(self._operation, q, k, v, weight, self._packed, self._margins)
                 return launches._launch(q, k, v, weight, spans, logsumexp)
             maps = keep(self._maps, starts, [tensor_map(x) for x in (q, k, v)])
-        out = torch.empty_like(q) if self._is_like_out else q.new_empty(self._out_shape)
+        out = empty_like(q) if self._is_like_out else new_empty(q, self._out_shape)
         layout = self._layout
-        scratch = self._bytes.new_empty(layout.end if logsumexp is None else layout.logsumexp)
+        scratch = new_empty(self._bytes, layout.end if logsumexp is None else layout.logsumexp)
         scratch_at = scratch.data_ptr()
         try:
             call = self._idle.pop()  # so that no other thread has it

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
 from mta_kernels.conv_attention.packing import largest_of_documents
 from mta_kernels.conv_attention.tile_sizes import Key, best_config
@@ -103,7 +104,7 @@ def _part_backward(
     grad_rows, delta = output_gradient(grad_out, out, loss_scale)
 
     def sums(*shape: int) -> Tensor:
-        return torch.empty(*shape, dtype=torch.float32, device=q.device)
+        return empty(*shape, dtype=torch.float32, device=q.device)
 
     dq, dk = sums(batch * heads, q.shape[2], head_dim), sums(batch * kv_heads, k.shape[2], head_dim)
     if margins != NO_MARGINS:  # what follows adds to these rows
@@ -111,7 +112,7 @@ def _part_backward(
     dv, dkeys = sums(batch * heads, key_rows, head_dim), sums(batch * heads, key_rows, prepared.queries.shape[2])
     dweight = torch.zeros(weight.shape, dtype=torch.float32, device=q.device)
     unit = 16 // q.element_size()
-    scratch = torch.empty(
+    scratch = empty(
         2, batch * heads, min(CHUNK_ROWS, query_rows), cdiv(key_rows, unit) * unit,
         dtype=q.dtype, device=q.device,
     )  # fmt: skip
@@ -149,8 +150,8 @@ def output_gradient(grad_out: Tensor, out: Tensor, loss_scale: Tensor) -> tuple[
     """
     batch, heads, seq_len, head_dim = grad_out.shape
     pitch = row_pitch(grad_out)
-    rows = torch.empty(batch * heads, seq_len, pitch, dtype=grad_out.dtype, device=grad_out.device)
-    delta = torch.empty(batch * heads, seq_len, dtype=torch.float32, device=grad_out.device)
+    rows = empty(batch * heads, seq_len, pitch, dtype=grad_out.dtype, device=grad_out.device)
+    delta = empty(batch * heads, seq_len, dtype=torch.float32, device=grad_out.device)
     launch(
         _output_gradient_kernel, cdiv(seq_len, 32) * batch * heads, call_signature(grad_out, out),
         grad_out, out, loss_scale, rows, delta, *grad_out.stride(), *out.stride(), heads, seq_len, head_dim,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.triton.backward_fold import WEIGHT_ROWS, _add_rows
 from mta_kernels.conv_attention.triton.backward_scores import _probability
 from mta_kernels.conv_attention.triton.launch import cdiv, launch, next_power_of_2
@@ -212,7 +213,7 @@ def add_band(
     group, precision = heads // kv_heads, dot_precision(q.dtype)
 
     def strip(rows: int, pitch: int) -> Tensor:
-        return torch.empty(batch * heads, rows, pitch, dtype=torch.float32, device=q.device)
+        return empty(batch * heads, rows, pitch, dtype=torch.float32, device=q.device)
 
     def strip_blocks(width: int) -> dict[str, Any]:
         block_q = max(16, next_power_of_2(width - 1))  # the keys reach back width - 1
@@ -247,7 +248,7 @@ def add_band(
     add_strip_products(near_grad, q, dk, (signature, "dk"), factor=factor, width=near_width, to_keys=True)
     add_strip_products(p, grad_out, dv, (signature, "dv"), factor=1.0, width=width, to_keys=True)
     programs = cdiv(query_rows, WEIGHT_ROWS)
-    parts = torch.empty(batch * heads, programs, query_taps, key_taps, dtype=torch.float32, device=q.device)
+    parts = empty(batch * heads, programs, query_taps, key_taps, dtype=torch.float32, device=q.device)
     launch(
         _band_weight_gradient_kernel, programs * batch * heads * query_taps, signature,
         band_grad, near, parts, query_rows, key_rows, pad, WIDTH=near_width, PROGRAM_ROWS=WEIGHT_ROWS,

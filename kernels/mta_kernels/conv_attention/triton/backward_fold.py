@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.triton.launch import cdiv, launch, next_power_of_2
 from mta_kernels.conv_attention.triton.prepare import _load_rows, dot_precision
 
@@ -188,7 +189,7 @@ def add_expanded(
     program_rows = WEIGHT_ROWS if precision != "ieee" else 16 * max(1, FLOAT32_CHAIN // head_dim)
     programs = cdiv(rows, program_rows)
     block_taps, block_source = max(4, next_power_of_2(taps)), next_power_of_2(16 + summed_taps - 1)
-    parts = torch.empty(batch_heads, programs, taps, summed_taps, dtype=torch.float32, device=x.device)
+    parts = empty(batch_heads, programs, taps, summed_taps, dtype=torch.float32, device=x.device)
     launch(
         _weight_gradient_kernel, programs * batch_heads, signature,
         grad, x, parts, *x.stride(),

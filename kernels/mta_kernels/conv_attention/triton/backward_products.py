@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.triton.backward_scores import (
     ALIGNED,
     Chunk,
@@ -129,7 +130,7 @@ def row_product(
     `[B*Hq]`, ones if None, loss_scale as `loss_scale_of` takes it.
     """
     batch_heads, rows = left.shape[:2]
-    out = torch.empty(batch_heads, rows, right.shape[2], dtype=torch.float32, device=left.device)
+    out = empty(batch_heads, rows, right.shape[2], dtype=torch.float32, device=left.device)
     scales, numbers = (loss_scale, units), (batch_heads // right.shape[0], *chunk.numbers)
     _launch(_row_product_kernel, left, right, out, scales, chunk, numbers, factor=factor, transposed=False)
     return out

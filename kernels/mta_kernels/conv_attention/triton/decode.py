@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mta_kernels.allocation import empty, empty_like
 from mta_kernels.conv_attention.arguments import check_block_table, check_splits
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.tile_sizes import Key, best_config
@@ -168,7 +169,7 @@ def launch_decode(
     tensors = q_window, k_cache, v_cache, weight, lengths, block_table
     found = launch_shares(operation, *tensors, splits=splits, config=config, bulk=bulk)
     batch, query_heads, _, head_dim = q_window.shape
-    out = torch.empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=q_window.device)
+    out = empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=q_window.device)
     slots = splits + 1
     at_once = slots <= SLOTS_AT_ONCE
     combine_d = min(32 if at_once else 64, max(16, next_power_of_2(head_dim)))
@@ -215,9 +216,9 @@ def launch_shares(
         unit = 1
     units = [stride // unit for x in (k_cache, v_cache) for stride in x.stride()[:3]]
     slots = splits + 1
-    partial = torch.empty(batch * query_heads, slots, head_dim, dtype=torch.float32, device=q_window.device)
-    maxima = torch.empty(batch * query_heads, slots, dtype=torch.float32, device=q_window.device)
-    sums = torch.empty_like(maxima)
+    partial = empty(batch * query_heads, slots, head_dim, dtype=torch.float32, device=q_window.device)
+    maxima = empty(batch * query_heads, slots, dtype=torch.float32, device=q_window.device)
+    sums = empty_like(maxima)
     programs = group + splits * cdiv(group, config.heads)
     signature = (call_signature(q_window, k_cache, v_cache, weight, lengths, block_table), splits)
     # Programmatic dependent launch: the merge starts while the last shares finish.

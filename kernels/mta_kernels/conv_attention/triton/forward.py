@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.arguments import head_parts
 from mta_kernels.conv_attention.tile_sizes import Key, best_config
 from mta_kernels.conv_attention.triton.forward_kernel import _conv_attention_fwd_kernel
@@ -78,8 +79,8 @@ def conv_attention_forward(
     `[B, Hq, M]` float32.
     """
     shape = (*q.shape[:2], q.shape[2] - margins.queries)
-    out = torch.empty(*shape, q.shape[3], dtype=out_dtype or q.dtype, device=q.device)
-    logsumexp = torch.empty(shape, dtype=torch.float32, device=q.device)
+    out = empty(*shape, q.shape[3], dtype=out_dtype or q.dtype, device=q.device)
+    logsumexp = empty(shape, dtype=torch.float32, device=q.device)
     options: dict[str, Any] = {"spans": spans, "margins": margins}
     if head_chunk in (0, q.shape[1]):
         _forward_heads(operation, q, k, v, weight, out, logsumexp, **options)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, dependent_launches, launch, next_power_of_2
 from mta_kernels.operation import Operation
 
@@ -312,12 +313,12 @@ def prepare(
     taps = min(query_taps, key_taps)
     width = operation.band
     band = causal_band(q, k, weight, factor, pad, width, signature)  # first: its scratch is free again for the rest
-    padded = torch.empty(batch * padded_heads, padded_rows, pitch, dtype=q.dtype, device=q.device)
+    padded = empty(batch * padded_heads, padded_rows, pitch, dtype=q.dtype, device=q.device)
     overlapping = padded.as_strided(
         (batch * padded_heads, padded_rows - taps + 1, taps * pitch), (padded_rows * pitch, pitch, 1)
     )
-    expanded = torch.empty(batch * heads, expanded_rows, taps * pitch, dtype=q.dtype, device=q.device)
-    units = torch.empty(batch * heads, dtype=torch.float32, device=q.device) if q.dtype == torch.float16 else None
+    expanded = empty(batch * heads, expanded_rows, taps * pitch, dtype=q.dtype, device=q.device)
+    units = empty(batch * heads, dtype=torch.float32, device=q.device) if q.dtype == torch.float16 else None
 
     dependent = dependent_launches(q)
     block_d = min(64, max(16, next_power_of_2(pitch)))
@@ -355,10 +356,10 @@ def causal_band(
     query_taps, key_taps = weight.shape[1:]
     near_width = query_taps + key_taps - 2  # the farthest key that a score in the band reaches back to
     near_pitch, band_pitch = (max(16, next_power_of_2(w)) for w in (near_width, width))
-    band = torch.empty(batch * heads, query_rows if width else 0, band_pitch, dtype=torch.float32, device=q.device)
+    band = empty(batch * heads, query_rows if width else 0, band_pitch, dtype=torch.float32, device=q.device)
     if not width:
         return band
-    near = torch.empty(batch * heads, query_rows, near_pitch, dtype=torch.float32, device=q.device)
+    near = empty(batch * heads, query_rows, near_pitch, dtype=torch.float32, device=q.device)
     precision = dot_precision(q.dtype)
     dependent = dependent_launches(q)
     block_q = 16 if near_pitch == 16 else 64  # twice as many keys reach back far enough for whole rows
@@ -387,7 +388,7 @@ def describable(x: Tensor) -> Tensor:
         return x
     batch, heads, rows, head_dim = x.shape
     pitch = row_pitch(x)
-    out = torch.empty(batch, heads, rows, pitch, dtype=x.dtype, device=x.device)
+    out = empty(batch, heads, rows, pitch, dtype=x.dtype, device=x.device)
     launch(
         _pad_rows_kernel, cdiv(rows, 64) * batch * heads, call_signature(x),
         x, out, *x.stride(), heads, rows, rows, 0, head_dim,

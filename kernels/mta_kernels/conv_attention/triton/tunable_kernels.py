@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty, empty_like
 from mta_kernels.conv_attention.backend import Request
 from mta_kernels.conv_attention.tile_sizes import Key
 from mta_kernels.gpu_limits import shared_memory_limit, sm_count, tile_limits
@@ -61,7 +62,7 @@ def forward_problem(shape: TunedShape, device: torch.device) -> Problem:
     from mta_kernels.conv_attention.triton.forward import forward_candidates, launch_forward, value_block
 
     (q, *_), prepared, signature = _prepared(shape, device)
-    out, logsumexp = torch.empty_like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=device)
+    out, logsumexp = empty_like(q), empty(q.shape[:3], dtype=torch.float32, device=device)
 
     def run(config: Any) -> Sequence[Tensor]:
         launch_forward(prepared, out, logsumexp, shape.causal, None, config, signature)

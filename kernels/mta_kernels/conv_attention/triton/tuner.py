@@ -93,7 +93,7 @@ def time_in_turns(calls: Sequence[Callable[[], Any]], cold: bool) -> list[float]
         with torch.cuda.graph(graphs[-1]):
             call()
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-    flush = torch.empty(2 * l2_bytes if cold else 0, dtype=torch.uint8, device="cuda").zero_
+    flush = torch.zeros(2 * l2_bytes if cold else 0, dtype=torch.uint8, device="cuda").zero_
     started = time.perf_counter()
     while graphs and time.perf_counter() - started < WARM_UP_SECONDS:
         for graph in graphs:

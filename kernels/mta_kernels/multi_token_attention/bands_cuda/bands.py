@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.multi_token_attention.bands_cuda import plan
 from mta_kernels.multi_token_attention.bands_cuda.plan import MOST_TAPS, BandConstants
 from mta_kernels.nvrtc import driver
@@ -104,7 +105,7 @@ class BandsGradient:
         arguments.partial, arguments.tasks = self.partial.data_ptr(), self.partial.shape[1]
         delta = None
         if self.constants.delta:
-            delta = torch.empty(*x.shape[:3], arguments.key_tiles, dtype=torch.float32, device=x.device)
+            delta = empty(*x.shape[:3], arguments.key_tiles, dtype=torch.float32, device=x.device)
             arguments.delta = delta.data_ptr()
         _launch("convolution_gradients", arguments, self.constants, x)
         del kept

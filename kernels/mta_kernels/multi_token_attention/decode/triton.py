@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.arguments import check_splits
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.decode_plan import column_steps
@@ -65,14 +66,14 @@ def newest_row(
     if operation.post_conv is None or operation.post_conv.query_taps == 1:
         state = None
     keys = cdiv(capacity, 16) * 16
-    logits = torch.empty(batch, heads, 1, keys, dtype=dtype, device=device) if state is None else state.logits
+    logits = empty(batch, heads, 1, keys, dtype=dtype, device=device) if state is None else state.logits
     caches = q_window, k_cache, v_cache
     if decode_cuda.unsupported(operation, *caches) is None:
         with on_device_of(q_window):
             return cuda_step.newest_row(operation, *caches, mixers, after, lengths, state, block_table, count, logits)
     chosen = plan(*shape, device, count)
-    scores = torch.empty(batch, heads, keys if chosen.of_scores else 0, dtype=dtype, device=device)
-    older = torch.empty(batch, heads, 0 if state is None else keys, dtype=torch.float32, device=device)
+    scores = empty(batch, heads, keys if chosen.of_scores else 0, dtype=dtype, device=device)
+    older = empty(batch, heads, 0 if state is None else keys, dtype=torch.float32, device=device)
     kept = (None, None) if state is None else (state.logsumexp, state.lengths)
     signature = call_signature(
         q_window, k_cache, v_cache, *mixers, lengths, block_table, logits, *kept, options=chosen
@@ -148,7 +149,7 @@ def _launch_early(step: _Step) -> None:
 def _launch_logits(step: _Step, q_window: Tensor, k_cache: Tensor) -> Tensor:
     """Logits of the newest row; gives their logsumexp of each program's keys: `[B, programs, H]` in float32."""
     (batch, heads, window, _), tiles, mix = q_window.shape, step.plan.of_logits, step.mixers.pre_mix
-    found = torch.empty(batch, tiles.programs, heads, dtype=torch.float32, device=q_window.device)
+    found = empty(batch, tiles.programs, heads, dtype=torch.float32, device=q_window.device)
     _launch(
         step, _mta_decode_logits_kernel, batch * tiles.programs, tiles.launch, step.plan.of_scores is not None,
         q_window, k_cache, mix, step.lengths, step.block_table, step.scores, step.logits, found, *q_window.stride(),
@@ -164,8 +165,8 @@ def _launch_values(step: _Step, found: Tensor, v_cache: Tensor) -> Tensor:
     tiles, taps, mix, device = step.plan.of_v, step.mixers.post_conv, step.mixers.post_mix, v_cache.device
     (batch, slots, heads), head_dim, state = found.shape, v_cache.shape[3], step.state
     kept = (None, None) if state is None else (state.logsumexp, state.lengths)
-    partial = torch.empty(batch, tiles.programs, heads, head_dim, dtype=torch.float32, device=device)
-    out = torch.empty(batch, heads, 1, head_dim, dtype=step.logits.dtype, device=device)
+    partial = empty(batch, tiles.programs, heads, head_dim, dtype=torch.float32, device=device)
+    out = empty(batch, heads, 1, head_dim, dtype=step.logits.dtype, device=device)
     _launch(
         step, _mta_decode_values_kernel, batch * tiles.programs * tiles.parts, tiles.launch, True,
         v_cache, step.block_table, step.logits, found, taps, step.older, mix, step.lengths, *kept, partial,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.cuda_decode.decode import Lengths
 from mta_kernels.conv_attention.cuda_decode.plan import has_whole_chunks
 from mta_kernels.gpu_limits import overlaps_launches, sm_count
@@ -69,8 +70,8 @@ def newest_row(
     programs = programs_for(sm_count(device), batch, capacity, splits)
     if not has_whole_chunks(q_window):
         q_window = q_window.clone(memory_format=torch.contiguous_format)  # small
-    scratch = torch.empty(programs + batch, heads, head_dim + 1, dtype=torch.float32, device=device)
-    out = torch.empty(batch, heads, 1, head_dim, dtype=q_window.dtype, device=device)
+    scratch = empty(programs + batch, heads, head_dim + 1, dtype=torch.float32, device=device)
+    out = empty(batch, heads, 1, head_dim, dtype=q_window.dtype, device=device)
     arguments = Arguments(
         q=Rows.of(q_window), k=Rows.of(k_cache), v=Rows.of(v_cache), window=window,
         pre_mix=Matrix.of(mixers.pre_mix), post_mix=Matrix.of(mixers.post_mix),

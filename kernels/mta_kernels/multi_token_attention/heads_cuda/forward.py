@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.gpu_limits import capability, sm_count
 from mta_kernels.multi_token_attention.bands_cuda import bands
 from mta_kernels.multi_token_attention.bands_cuda.bands import Arguments, Rows
@@ -39,8 +40,8 @@ def pre_heads(
     arguments, constants, kept = _arguments("pre", x, taps, conv, mix, out, where, sizes)
     batch, count, rows, _ = x.shape
     shape = batch, arguments.key_tiles * bands.plan.KEYS // constants.sizes.unit, rows, count
-    pieces = torch.empty(*shape, 2, dtype=torch.float32, device=x.device)
-    factors = torch.empty(shape, dtype=torch.int32, device=x.device)
+    pieces = empty(*shape, 2, dtype=torch.float32, device=x.device)
+    factors = empty(shape, dtype=torch.int32, device=x.device)
     arguments.pieces, arguments.factors = pieces.data_ptr(), factors.data_ptr()
     arguments.logsumexp, arguments.above, arguments.owned = logsumexp.data_ptr(), above, owned
     _launch("pre_heads", arguments, constants, x)
@@ -79,7 +80,7 @@ def rebuild_probabilities(
     batch, count, rows, _ = x.shape
     unit = constants.sizes.unit
     shape = batch, arguments.key_tiles * bands.plan.KEYS // unit, rows, count
-    sums = torch.empty(shape, dtype=torch.float32, device=x.device)
+    sums = empty(shape, dtype=torch.float32, device=x.device)
     arguments.convolved, arguments.sums = convolved.data_ptr(), sums.data_ptr()
     arguments.logsumexp = logsumexp.data_ptr()
     _launch("rebuild_probabilities", arguments, constants, x)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.gpu_limits import capability, sm_count
 from mta_kernels.multi_token_attention.bands_cuda import bands
 from mta_kernels.multi_token_attention.bands_cuda.bands import Rows
@@ -93,7 +94,7 @@ class HeadMixings:
         of how many keys each is; those of segments in which nothing is stored are not written.
         """
         arguments = self._arguments("probabilities", x, where)
-        sums = torch.empty(*x.shape[:3], arguments.segments, dtype=torch.float32, device=x.device)
+        sums = empty(*x.shape[:3], arguments.segments, dtype=torch.float32, device=x.device)
         arguments.out, arguments.sums, arguments.logsumexp = out.data_ptr(), sums.data_ptr(), logsumexp.data_ptr()
         self._launch("probabilities", arguments, x, where)
         return sums, arguments.run

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.hopper.source import Product
 from mta_kernels.conv_attention.hopper.tensor_maps import has_describable_strides, tensor_map
@@ -147,7 +148,7 @@ def keep_logits(
     first_position = k.shape[2] - q.shape[2] + first_row
     workers = workers or clusters_at_once(constants, q.device)
     deal = dealt_out(batch, rows, constants.rows, first_position, keys, pitch, causal, workers)
-    parts = torch.empty(deal.most_parts * 2 * scales.numel(), dtype=torch.float32, device=q.device)
+    parts = empty(deal.most_parts * 2 * scales.numel(), dtype=torch.float32, device=q.device)
     key = (
         q.data_ptr(), q.shape, q.stride(), k.data_ptr(), k.shape, k.stride(),
         None if pre_mix is None else (pre_mix.data_ptr(), pre_mix.stride(), pre_mix.dtype),

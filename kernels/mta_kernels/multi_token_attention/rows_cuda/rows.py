@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.gpu_limits import Gpu, capability, gpu_of, shared_memory_limit, sm_count
 from mta_kernels.multi_token_attention.rows_cuda.plan import (
     MOST_HEADS,
@@ -131,7 +132,7 @@ def _run(
     parts = None
     if backward:
         warps = clusters * cluster * plan.constants.warps
-        parts = torch.empty(warps, 2, heads, heads, dtype=torch.float32, device=device)
+        parts = empty(warps, 2, heads, heads, dtype=torch.float32, device=device)
     arguments = Arguments(
         operands=(c_void_p * 2)(*(x.data_ptr() for x in operands)), pre=Matrix.of(pre_mix), post=Matrix.of(post_mix),
         logsumexp=logsumexp.data_ptr(), sums_batch=logsumexp.stride(0), sums_head=logsumexp.stride(1),

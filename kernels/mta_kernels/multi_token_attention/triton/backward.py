@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty, new_empty
 from mta_kernels.conv_attention.packing import largest_of_documents
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.gpu_limits import has_large_memory
@@ -45,7 +46,7 @@ def mixed_attention_backward(
     """Gradients of q, k, v and the mixers, in their dtypes: an `MtaBackend.backward`."""
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
-    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    dq, dk, dv = (new_empty(x, x.shape) for x in (q, k, v))
     loss_scale = gradient_scale(grad_out, v, mixers, documents)
     if loss_scale is not None:
         of_rows = loss_scale[:, None, None, None] if documents is None else loss_scale[key_rows - query_rows :, None]
@@ -59,12 +60,12 @@ def mixed_attention_backward(
     signature = call_signature(q, k, v, grad_out, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo, below=halo)
     if len(plan) > 1:
-        sums = q.new_empty(2, sequences, kv_heads, key_rows, head_dim, dtype=torch.float32).unbind()
+        sums = new_empty(q, 2, sequences, kv_heads, key_rows, head_dim, dtype=torch.float32).unbind()
     else:
         sums = dk, dv  # nothing is added up
     steps = Stages(operation, mixers, q, sequences, plan)
     size = max(math.prod(chunk.shape) for chunk in plan) * sequences * heads
-    memories = q.new_empty(steps.buffers, size).unbind()
+    memories = new_empty(q, steps.buffers, size).unbind()
     if operation.post_conv is not None:  # that of coarse rows is computed again
         logsumexp = logsumexp.clone(memory_format=torch.contiguous_format)
     for first in range(0, batch, sequences):
@@ -143,7 +144,7 @@ class Stages:
             probabilities, mixed = others
             where, own = rows_of_chunk(chunk, loss_scale), {"above": chunk.above, "owned": chunk.owned}
             # What is rounded is to be corrected; the logsumexp of rows of the halo, too.
-            corrections = torch.empty(2, *scores.shape[:3], dtype=torch.float32, device=scores.device)
+            corrections = empty(2, *scores.shape[:3], dtype=torch.float32, device=scores.device)
             sums, made = None, (probabilities, logsumexp, where)
             if self.heads is not None and self.rebuild is not None:
                 sums = self.rebuild(scores, self.heads.pre, convolved, *made)

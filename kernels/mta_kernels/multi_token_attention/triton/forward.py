@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import new_empty
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.gpu_limits import has_large_memory
 from mta_kernels.multi_token_attention import stages
@@ -27,8 +28,8 @@ def mixed_attention_forward(
     """out `[B, Hq, M, D]` in q's dtype and the logsumexp `[B, Hq, M]` float32: an `MtaBackend.forward`."""
     batch, heads, query_rows, head_dim = q.shape
     key_rows = k.shape[2]
-    out = q.new_empty(q.shape)
-    logsumexp = q.new_empty(q.shape[:3], dtype=torch.float32)
+    out = new_empty(q, q.shape)
+    logsumexp = new_empty(q, q.shape[:3], dtype=torch.float32)
     q, k, v = (rows_of(x) for x in (q, k, v))
     halo = halo_rows(operation)
     large = has_large_memory(q.device)
@@ -46,7 +47,7 @@ def mixed_attention_forward(
         return out, logsumexp
     before = convolution_of(operation.pre_conv, mixers.pre_conv, q)
     after = convolution_of(operation.post_conv, mixers.post_conv, q)
-    memories = q.new_empty(1 if before is after is None else 2, size).unbind()
+    memories = new_empty(q, 1 if before is after is None else 2, size).unbind()
     memories = memories[0], memories[-1]  # the same where nothing is convolved
     for first in range(0, batch, sequences):
         part = slice(first, first + sequences)

@@ -5,9 +5,9 @@ Heads meet in them. They go over the scores twice and store exponentials of logi
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.multi_token_attention.heads_cuda import forward
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton.band_stage import rows_of_chunk
@@ -29,7 +29,7 @@ def run_chunks(
         mixers = mixers._replace(pre_conv=q.new_ones(heads, 1, 1))
     # As the kernels read them: else each chunk casts them.
     mixers = Mixers(*[None if x is None else x.to(q.dtype).contiguous() for x in mixers])
-    memories = torch.empty(2, size, dtype=q.dtype, device=q.device)
+    memories = empty(2, size, dtype=q.dtype, device=q.device)
     for first in range(0, batch, sequences):
         part = slice(first, first + sequences)
         for chunk in plan:

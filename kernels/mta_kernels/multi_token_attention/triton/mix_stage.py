@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.multi_token_attention.mix_cuda import keep_logits, mix_values
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton.chunks import Chunk
@@ -24,8 +25,8 @@ def run_chunks(
     q, k and v are of `rows_of`; `size` numbers hold the stored scores of any chunk of `plan`.
     """
     batch, heads = q.shape[:2]
-    memory = torch.empty(size, dtype=q.dtype, device=q.device)
-    scales = torch.empty(sequences * heads * plan[0].rows, dtype=torch.float32, device=q.device)
+    memory = empty(size, dtype=q.dtype, device=q.device)
+    scales = empty(sequences * heads * plan[0].rows, dtype=torch.float32, device=q.device)
     for first in range(0, batch, sequences):
         part = slice(first, first + sequences)
         of_q, of_k, of_v = q[part], k[part], v[part]

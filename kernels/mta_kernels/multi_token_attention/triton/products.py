@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.fastpath.triton_launch import has_hooks
 from mta_kernels.conv_attention.triton.launch import (
@@ -267,7 +267,7 @@ def rows_of(x: Tensor) -> Tensor:
     if aligned:
         return x
     batch, heads, rows, head_dim = x.shape
-    copy = torch.empty(batch, heads, rows, cdiv(head_dim, unit) * unit, dtype=x.dtype, device=x.device)[..., :head_dim]
+    copy = empty(batch, heads, rows, cdiv(head_dim, unit) * unit, dtype=x.dtype, device=x.device)[..., :head_dim]
     return copy.copy_(x)
 
 
