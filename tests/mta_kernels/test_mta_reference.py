@@ -11,10 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mta_kernels.attention import attention_reference
-from mta_kernels.conv_attention import conv_attention_reference, identity_weight
-from mta_kernels.multi_token_attention import multi_token_attention_reference
+from mta_kernels.conv_attention import conv_attention, conv_attention_reference, identity_weight
+from mta_kernels.conv_attention.arguments import documents_of
+from mta_kernels.multi_token_attention import multi_token_attention, multi_token_attention_reference
 from mta_kernels.multi_token_attention.dropout import kept, seed_tensor
 from mta_kernels.multi_token_attention.mixers import dense_mixing
 
@@ -272,3 +274,26 @@ def test_groups_are_blocks_on_the_diagonal() -> None:
     groups = torch.randn(3, 2, 2)
     assert torch.equal(dense_mixing(groups), torch.block_diag(*groups))
     assert torch.equal(dense_mixing(groups[:1]), groups[0])
+
+
+def test_packed_rows_are_read_outside_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What captures or compiles a whole graph gets a sentence; a compiler that may break its graph gets the result."""
+    bounds = torch.tensor([0, 5, 5, 8])
+    q, weight = torch.randn(1, 2, 8, 4), torch.randn(2, 2, 3)
+
+    def conv(q: Tensor, bounds: Tensor) -> Tensor:
+        return conv_attention(q, q, q, weight, cu_seqlens=bounds, backend="reference")
+
+    def mta(q: Tensor, bounds: Tensor) -> Tensor:
+        return multi_token_attention(q, q, q, pre_conv=weight, cu_seqlens=bounds, backend="reference")
+
+    for function in (conv, mta):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="leave out fullgraph=True, or take a fused backend"):
+            torch.compile(function, backend="eager", fullgraph=True)(q, bounds)
+        assert torch.equal(torch.compile(function, backend="eager")(q, bounds), function(q, bounds))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    mta(q, bounds)  # numbers in the host's memory may be read
+    with FakeTensorMode():
+        there = torch.empty(4, dtype=torch.int32, device="cuda")
+    with pytest.raises(ValueError, match="which a CUDA graph cannot capture; take a fused backend"):
+        documents_of(there)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from itertools import pairwise
 from numbers import Real
 from typing import Any, TypeGuard
 
@@ -320,6 +321,23 @@ def check_packing(cu_seqlens: Tensor, q: Tensor, key_rows: int, q_history: Tenso
                 f"cu_seqlens goes from {bounds[0]} to {bounds[-1]}{', not in order' if bounds != ordered else ''}; "
                 f"expected the bounds of the documents in order, from 0 to the {rows} rows of q"
             )
+
+
+def documents_of(cu_seqlens: Tensor) -> list[slice]:
+    """The rows of each document that has some, read on the host: for the references.
+
+    Raises ValueError while a CUDA graph is captured. torch.compile breaks its graph here, which `fullgraph` refuses.
+    """
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(
+            msg="the reference reads cu_seqlens on the host; leave out fullgraph=True, or take a fused backend on a GPU"
+        )
+    elif cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            "the reference reads cu_seqlens on the host, which a CUDA graph cannot capture; "
+            'take a fused backend, as "auto" does, or call it outside of the graph'
+        )
+    return [slice(start, stop) for start, stop in pairwise(cu_seqlens.tolist()) if start < stop]
 
 
 def can_be_read(x: Tensor) -> bool:

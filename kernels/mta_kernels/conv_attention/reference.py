@@ -7,7 +7,6 @@ With `s[i, j] = scale * q[i] . k[j]` (zero for `j > i` if causal) and zeros outs
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from mta_kernels.conv_attention.arguments import (
     check_scale,
     check_weight,
     check_whole_numbers,
+    documents_of,
     head_parts,
     row_range,
     rows_before,
@@ -59,9 +59,11 @@ def conv_attention_reference(
         if rows is not None:
             raise ValueError("rows and cu_seqlens are both given; cut the document out to have some of its rows")
         options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key, "head_chunk": head_chunk}
-        documents = [slice(start, stop) for start, stop in pairwise(cu_seqlens.tolist()) if start < stop]
         return torch.cat(
-            [conv_attention_reference(q[:, :, at], k[:, :, at], v[:, :, at], weight, **options) for at in documents],
+            [
+                conv_attention_reference(q[:, :, at], k[:, :, at], v[:, :, at], weight, **options)
+                for at in documents_of(cu_seqlens)
+            ],
             dim=2,
         )
 

@@ -18,14 +18,13 @@ arXiv 2504.00927 with the masks of its implementation. float64 is the oracle.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import as_float, as_int, check_are_tensors, row_range
+from mta_kernels.conv_attention.arguments import as_float, as_int, check_are_tensors, documents_of, row_range
 from mta_kernels.conv_attention.reference import convolve_scores, repeat_heads
 from mta_kernels.multi_token_attention.arguments import NormGate, check_arguments
 from mta_kernels.multi_token_attention.dropout import kept, seed_tensor
@@ -86,12 +85,11 @@ def mixed_attention(
     """Steps 1 to 7 of arguments that are checked, their mixings dense."""
     drop = (dropout, seed_tensor(seed, q.device)) if dropout else None
     if cu_seqlens is not None:
-        documents = [slice(start, stop) for start, stop in pairwise(cu_seqlens.tolist()) if start < stop]
         parts = [
             _definition(
                 operation, q[:, :, at], k[:, :, at], v[:, :, at], mixers, (0, at.stop - at.start), drop, at.start
             )
-            for at in documents
+            for at in documents_of(cu_seqlens)
         ]
         return torch.cat(parts, dim=2)
     start, stop = row_range(rows, q.shape[2])
