@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels import flop_formulas
 from mta_kernels.backend_lookup import check_can_run
 from mta_kernels.conv_attention.arguments import rows_before
 from mta_kernels.conv_attention.backend import Backend, Gradients, Request
@@ -113,6 +114,9 @@ torch.library.define(
 CONV_ATTENTION = torch.ops.mta.conv_attention.default
 CONV_ATTENTION_BACKWARD = torch.ops.mta.conv_attention_backward.default
 CONV_ATTENTION_DECODE = torch.ops.mta.conv_attention_decode.default
+flop_formulas.count_flops(
+    flop_formulas.conv_attention, flop_formulas.conv_attention_backward, flop_formulas.conv_attention_decode
+)
 
 
 def _forward(

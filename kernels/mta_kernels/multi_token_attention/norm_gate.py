@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mta_kernels import flop_formulas
 from mta_kernels.allocation import empty, empty_like, new_empty
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.conv_attention.triton.backend import platform_unsupported
@@ -64,6 +65,7 @@ torch.library.define(
 )
 NORM_GATE = torch.ops.mta.norm_gate.default
 NORM_GATE_BACKWARD = torch.ops.mta.norm_gate_backward.default
+flop_formulas.count_flops(flop_formulas.norm_gate, flop_formulas.norm_gate_backward)
 
 
 class _Call(NamedTuple):

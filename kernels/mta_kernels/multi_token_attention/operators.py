@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels import flop_formulas
 from mta_kernels.allocation import new_empty
 from mta_kernels.multi_token_attention.backend import MtaBackend
 from mta_kernels.multi_token_attention.backends import named
@@ -69,6 +70,7 @@ torch.library.define(  # an operator cannot return None: the gradient of a mixer
 )
 MULTI_TOKEN_ATTENTION = torch.ops.mta.multi_token_attention.default
 MULTI_TOKEN_ATTENTION_BACKWARD = torch.ops.mta.multi_token_attention_backward.default
+flop_formulas.count_flops(flop_formulas.multi_token_attention, flop_formulas.multi_token_attention_backward)
 
 
 def _forward(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels import flop_formulas
 from mta_kernels.multi_token_attention.arguments import NormGate
 from mta_kernels.multi_token_attention.backend import MtaBackend
 from mta_kernels.multi_token_attention.backends import named
@@ -42,6 +43,7 @@ torch.library.define(
     tags=torch.Tag.pt2_compliant_tag,
 )
 DECODE = torch.ops.mta.multi_token_attention_decode.default
+flop_formulas.count_flops(flop_formulas.multi_token_attention_decode)
 
 
 @torch.library.impl("mta::multi_token_attention_decode", ("cpu", "cuda"))
