@@ -1,7 +1,7 @@
 """Compiled code on disk: a file with its checksum, written whole or not at all, that other users may read.
 
-The checksum is for accidents (a crash, a full disk, a rotten bit), not for malice: whoever may write to the folder
-decides what runs.
+The checksum is for accidents (a crash, a full disk, a rotten bit), not for malice: a file that another user owns or may
+write is ignored.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import stat
 from pathlib import Path
 
 CHECKSUM_BYTES = hashlib.sha256().digest_size
@@ -22,9 +23,13 @@ def cache_folder(kind: str = "") -> Path:
 
 
 def kept_code(path: Path) -> bytes | None:
-    """What `keep_code` put there; None if that is nothing, or not what it was."""
+    """What `keep_code` put there; None if that is nothing, or not what it was, or if others could have put it there."""
     try:
-        kept = path.read_bytes()
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
+            facts = os.fstat(file.fileno())
+            if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return None
+            kept = file.read()
     except OSError:
         return None
     code, checksum = kept[:-CHECKSUM_BYTES], kept[-CHECKSUM_BYTES:]
@@ -32,19 +37,22 @@ def kept_code(path: Path) -> bytes | None:
 
 
 def keep_code(path: Path, code: bytes) -> None:
-    """Write code and then its checksum, which those who load an ELF file pass over. Raises OSError if it cannot."""
-    write_whole(path, code + hashlib.sha256(code).digest())
+    """Write code and then its checksum, which those who load an ELF file pass over. Raises OSError if it cannot.
+
+    Nobody else may write the file, whatever the umask.
+    """
+    write_whole(path, code + hashlib.sha256(code).digest(), mode=0o644)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
     """To a file that has its name only once it is complete: several processes may compile the same kernel.
 
-    Its mode, and that of new folders, is what the umask leaves.
+    What is a link there is replaced, not followed. Of `mode` the file has what the umask leaves, as new folders do.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
-        with partial.open("xb") as file:
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
         partial.replace(path)
     except BaseException:

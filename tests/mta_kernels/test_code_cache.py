@@ -93,14 +93,38 @@ def test_a_folder_that_this_user_may_not_enter_costs_time_alone(compiled, source
 
 
 @pytest.mark.parametrize(
-    ("mask", "of_file", "of_folder"), [(0o022, 0o644, 0o755), (0o002, 0o664, 0o775), (0o077, 0o600, 0o700)]
+    ("mask", "of_file", "of_folder"), [(0o022, 0o644, 0o755), (0o000, 0o644, 0o777), (0o077, 0o600, 0o700)]
 )
-def test_who_may_read_it_is_up_to_the_umask(umask, mask, of_file, of_folder, tmp_path) -> None:
+def test_who_may_read_it_is_up_to_the_umask_and_nobody_else_may_write_it(
+    umask, mask, of_file, of_folder, tmp_path
+) -> None:
     os.umask(mask)
     path = tmp_path / "cache" / "cuda" / "add.cubin"
     code_cache.keep_code(path, CODE)
     assert path.stat().st_mode & 0o777 == of_file
     assert [x.stat().st_mode & 0o777 for x in path.parents[:2]] == [of_folder] * 2
+
+
+OTHERS = {
+    "a group may write": lambda path: path.chmod(0o664),
+    "all may write": lambda path: path.chmod(0o646),
+    "another user's": lambda path: os.chown(path, 4321, -1),
+    "a link": lambda path: path.symlink_to(path.rename(path.with_name("other"))),
+}
+
+
+@pytest.mark.parametrize("give", OTHERS.values(), ids=OTHERS)
+def test_a_file_that_others_could_have_put_there_is_ignored_and_replaced(give, compiled, source, tmp_path) -> None:
+    if give is OTHERS["another user's"] and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    compiler.machine_code(source)
+    path = cached(tmp_path)
+    give(path)
+    for _ in range(2):
+        assert compiler.machine_code(source) == CODE
+    assert len(compiled) == 2
+    assert not path.is_symlink()
+    assert (path.stat().st_uid, path.stat().st_mode & 0o022) == (os.geteuid(), 0)
 
 
 def test_processes_that_write_at_once_are_never_read_in_the_middle(tmp_path) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,20 +77,23 @@ def function(source: Path) -> Callable[..., int]:
 def _loaded(source: Path, named_compiler: str, path: str) -> Callable[..., int] | CompileError:
     """The same, or the error, once for each compiler that the environment may name."""
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            found = ctypes.CDLL(str(_library(source, _compiler(named_compiler), Path(folder)))).attention
+        descriptor = os.memfd_create(source.stem)
+        with open(descriptor, "wb") as file:
+            file.write(_library(source, _compiler(named_compiler)))
+            file.flush()
+            found = ctypes.CDLL(f"/proc/self/fd/{descriptor}").attention
     except CompileError as error:
         return error
-    except OSError as error:  # a folder that no program may run from, say
+    except OSError as error:
         return CompileError(f"what {source.name} was compiled to cannot be loaded: {error}")
     found.argtypes, found.restype = ARGUMENTS, ctypes.c_int
     return found
 
 
-def _library(source: Path, compiler: Sequence[str], folder: Path) -> Path:
+def _library(source: Path, compiler: Sequence[str]) -> bytes:
     """The library, from the cache if it was compiled before by this compiler for this CPU; else it is put there.
 
-    It stays in `folder` where the cache cannot be written.
+    Its bytes are loaded, not the cache's file: in a shared folder another user could replace that behind the check.
     """
     text = source.read_text()
     identity = "\0".join([shlex.join(compiler), *_machine(compiler), text])
@@ -97,19 +101,19 @@ def _library(source: Path, compiler: Sequence[str], folder: Path) -> Path:
     for flags in FLAGS:
         digest = hashlib.sha256("\0".join([identity, *flags]).encode()).hexdigest()[:32]
         path = cache_folder("c") / f"{source.stem}-{digest}.so"
-        if kept_code(path) is None:
-            new = folder / path.name
-            done = _run([*compiler, *flags, "-shared", "-fPIC", "-o", str(new), str(source), "-lm"])
-            if done.returncode:
-                refused = refused or _telling_line(done.stderr)
-                continue
-            try:
-                keep_code(path, new.read_bytes())
-            except OSError:
-                path = new
+        if (code := kept_code(path)) is None:
+            with tempfile.TemporaryDirectory() as folder:
+                new = Path(folder, path.name)
+                done = _run([*compiler, *flags, "-shared", "-fPIC", "-o", str(new), str(source), "-lm"])
+                if done.returncode:
+                    refused = refused or _telling_line(done.stderr)
+                    continue
+                code = new.read_bytes()
+            with suppress(OSError):
+                keep_code(path, code)
         if "-fopenmp" not in flags and "omp parallel" in text:
             warnings.warn(f"{source.name} runs on one core: {compiler[0]} takes no -fopenmp ({refused})", stacklevel=2)
-        return path
+        return code
     raise CompileError(f"{compiler[0]} does not compile {source.name}: {refused}")
 
 
