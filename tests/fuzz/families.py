@@ -56,4 +56,12 @@ def _code(file: Path) -> str:
             and isinstance(body[0].value, ast.Constant)
         ):
             del body[0]
-    return ast.dump(tree)
+    return _dump(tree)
+
+
+def _dump(node: object) -> str:
+    """As `ast.dump`, whose text is another in each version of Python."""
+    if isinstance(node, ast.AST):
+        found = [(name, x) for name, x in ast.iter_fields(node) if x is not None and x != []]
+        return f"{type(node).__name__}({', '.join(f'{name}={_dump(x)}' for name, x in found)})"
+    return f"[{', '.join(map(_dump, node))}]" if isinstance(node, list) else repr(node)
