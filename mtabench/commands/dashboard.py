@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MOST_TOLD = 5
+MOST_DAYS = 36_500
 SECONDS_BETWEEN_LINES = 10
 
 
 def run(results: Path, out: Path, repo_url: str | None, title: str | None, threshold: str, days: int) -> int:
     """Make a site of static files from the results below a folder. Raises UsageError; then nothing is written."""
     share = parse_threshold(threshold)
-    if days < 1:
-        raise UsageError(f"--days {days} is no time to look back on; expected 1 or more")
+    if not 1 <= days <= MOST_DAYS:
+        raise UsageError(f"--days {days} is no time to look back on; expected 1 to {MOST_DAYS}")
     address = parse_repo_url(repo_url) if repo_url else ""
     check_site(out)
     console = make_console()

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from mtabench.palette import BADGE
 
 LABEL = "performance"
-COLOURS = {"red": BADGE["bad"], "yellow": BADGE["warn"], "brightgreen": BADGE["good"]}  # shields.io's names
+COLOURS = {  # by shields.io's names
+    "red": BADGE["bad"], "yellow": BADGE["warn"], "brightgreen": BADGE["good"], "lightgrey": BADGE["quiet"],
+}  # fmt: skip
 CHARACTER, MARGIN, HEIGHT = 6.6, 6, 20  # pixels; of DejaVu Sans at 11, a little more than usual
 
 
@@ -44,4 +46,4 @@ def _message(counts: Mapping[str, int]) -> tuple[str, str]:
         return ", ".join(parts), "red"
     if counts["maybe_slower"]:
         return f"{counts['maybe_slower']} maybe slower", "yellow"
-    return "nothing slower", "brightgreen"
+    return ("nothing slower", "brightgreen") if counts["compared"] else ("nothing compared", "lightgrey")

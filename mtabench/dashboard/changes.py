@@ -1,39 +1,45 @@
 """What changed in a history, and when: steps, drifts, and what the last runs alone say.
 
 Steps are found in the logarithms of the medians. PELT (Killick, Fearnhead and Eckley, J. Am. Stat. Assoc. 107, 2012;
-from ruptures) proposes where levels begin; each proposal is then tested against the levels on both sides, and the
-weakest is dropped until all that are left pass, as Hunter does (Fleming et al., ICPE 2023). A step passes if
+from ruptures) proposes where levels begin. All proposals are tested together, and the weakest is dropped until all that
+are left pass, as Hunter does (Fleming et al., ICPE 2023). A step passes if
 
 - it is at least the threshold in size, between the medians of both sides,
-- Welch's t is significant at LEVEL, divided by the number of places where a step could be, and
-- a step explains the data on top of a straight line through both sides, so that a slow drift is no step.
+- it is significant at LEVEL, divided by the number of places where a step could be,
+- it explains the data on top of a straight line through all of them, so that a slow drift is no step, and
+- it goes on in the same direction, or lasts: for FEW runs, or for FEWEST_RUNS that all lie far from the levels around.
 
-The noise is that of the history itself, from run to run, and never below what the intervals within the runs say. Runs
-that resemble their neighbours tell less than independent ones: variances grow by (1 + r) / (1 - r), where r is the
-correlation of neighbouring residuals. Fewer than FEW times say too little about noise from run to run: neighbours
-then differ if their 95 % intervals do not overlap and the threshold is reached, which is weaker evidence.
+The noise is that of the history itself, from run to run, and never below what the intervals within the runs say. The
+tests take it for a random walk with noise around it, whose share the history decides: see `_p_values`. Fewer than FEW
+times say too little about noise from run to run: neighbours then differ if their 95 % intervals do not overlap and
+FEW_LEAST is reached, which is weaker evidence.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.fft import dst
 from scipy.special import stdtr
 
 from mtabench.errors import UsageError
 
 FEW = 6
+FEW_LEAST = 0.05  # of a change in a history of fewer times
+FEWEST_FOR_NOISE = 4  # of which one change is no noise
 FEWEST_RUNS = 3  # of a level
 FEWEST_FOR_DRIFT = 10
-FEWEST_FOR_CORRELATION = 20
 PENALTY = 3.0  # times log(runs), in units of the noise; the tests below decide
-LEVEL = 0.001
-LATEST_REACH = 5.0  # times the noise: so far from the level, the last runs are told although they are too few
+LEVEL = 0.004
+REACH = 6.0  # times the noise: so far from the level, the last runs are told although they are too few
+FIRST_REACH = 10.0  # of the first runs: more, since one outlier would pass for a level that ended
 LEAST_NOISE = 1e-3
 INTERVAL_WIDTH = 2 * 1.96  # of a 95 % interval, in standard errors
+WANDER = np.concatenate([[0.0], np.geomspace(1e-4, 1e2, 13)])  # variance of a walk's steps, in units of the noise's
 
 Floats = NDArray[np.floating]
 
@@ -42,9 +48,9 @@ Floats = NDArray[np.floating]
 class Change:
     """A change between the points `good` and `bad`: 0.05 is 5 % slower. `evidence` is the rule that found it.
 
-    "step": a new level that held for at least FEWEST_RUNS runs. "latest": the last few runs lie apart, which is not yet
-    confirmed. "few": two neighbours of a short history. "drift": gradual, all the way from `good` to `bad`.
-    `before_ms` and `after_ms` are the levels.
+    "step": a new level that held for at least FEWEST_RUNS runs, or changed further. "latest": the last few runs lie
+    apart, which is not yet confirmed. "few": two neighbours of a short history. "drift": gradual, all the way from
+    `good` to `bad`. `before_ms` and `after_ms` are the levels.
     """
 
     good: int
@@ -66,7 +72,7 @@ def find_changes(median_ms: Floats, low_ms: Floats, high_ms: Floats, threshold: 
     noise = _noise(logs, np.log(high_ms / low_ms))
     least = float(np.log1p(threshold))
     cuts = [0, *_steps(logs, noise, least)]
-    latest = _latest_start(logs, cuts[-1], max(least, LATEST_REACH * noise))
+    latest = _latest_start(logs, cuts[-1], max(least, REACH * noise))
     bounds = [*cuts, latest]
     levels = [np.median(logs[a:b]) for a, b in pairwise(bounds)]
     found = [
@@ -85,11 +91,13 @@ def _change(good: int, bad: int, before: float, after: float, evidence: str) -> 
 
 def _few(median_ms: Floats, low_ms: Floats, high_ms: Floats, threshold: float) -> list[Change]:
     logs = np.log(median_ms)
+    least = np.log1p(max(threshold, FEW_LEAST))
+    if len(logs) >= FEWEST_FOR_NOISE:
+        least = max(least, REACH * _noise(logs, np.log(high_ms / low_ms)))
     return [
         _change(i, i + 1, logs[i], logs[i + 1], "few")
         for i in range(len(logs) - 1)
-        if (high_ms[i] < low_ms[i + 1] or high_ms[i + 1] < low_ms[i])
-        and abs(logs[i + 1] - logs[i]) >= np.log1p(threshold)
+        if (high_ms[i] < low_ms[i + 1] or high_ms[i + 1] < low_ms[i]) and abs(logs[i + 1] - logs[i]) >= least
     ]
 
 
@@ -123,15 +131,11 @@ def _steps(logs: Floats, noise: float, least: float) -> list[int]:
             "a dashboard needs the package ruptures, which is not installed; "
             "install it with: pip install 'mtabench[report]'"
         ) from error
-    search = KernelCPD(kernel="linear", min_size=FEWEST_RUNS).fit((logs / noise)[:, None])
+    search = KernelCPD(kernel="linear", min_size=1).fit((logs / noise)[:, None])
     cuts = [int(cut) for cut in search.predict(pen=PENALTY * np.log(len(logs)))[:-1]]
+    cuts = [cut for cut in cuts if cut <= len(logs) - FEWEST_RUNS]
     while cuts:
-        bounds = [0, *cuts, len(logs)]
-        inflation = _inflation(logs, bounds)
-        doubts = [
-            _doubt(logs[bounds[i] : cut], logs[cut : bounds[i + 2]], noise, inflation, least, len(logs))
-            for i, cut in enumerate(cuts)
-        ]
+        doubts = _doubts(logs, cuts, noise, least)
         weakest = int(np.argmax(doubts))
         if doubts[weakest] <= 1:
             break
@@ -139,39 +143,27 @@ def _steps(logs: Floats, noise: float, least: float) -> list[int]:
     return cuts
 
 
-def _inflation(logs: Floats, bounds: list[int]) -> float:
-    """How many times larger the variance of a mean is than that of independent runs; 1 in short histories."""
-    if len(logs) < FEWEST_FOR_CORRELATION:
-        return 1.0
-    residuals = np.concatenate([logs[a:b] - logs[a:b].mean() for a, b in pairwise(bounds)])
-    total = residuals @ residuals
-    correlation = np.clip(residuals[1:] @ residuals[:-1] / total, 0, 0.9) if total else 0.0
-    return float((1 + correlation) / (1 - correlation))
-
-
-def _doubt(left: Floats, right: Floats, noise: float, inflation: float, least: float, places: int) -> float:
-    """How unsure a step between two levels is: it passes at 1 or less; above 2, it is smaller than what counts."""
-    size = float(np.median(right) - np.median(left))
-    if abs(size) < least:
-        return 2 + 1 / max(abs(size), 1e-9)
-    variances = [max(side.var(ddof=1), noise**2) / len(side) for side in (left, right)]
-    t = (right.mean() - left.mean()) / np.sqrt(sum(variances) * inflation)
-    p_value = 2 * stdtr(len(left) + len(right) - 2, -abs(t)) * places
-    if len(left) + len(right) >= FEWEST_FOR_DRIFT:
-        p_value = max(p_value, _beyond_drift(left, right, np.sign(size), noise, inflation))
-    return float(min(p_value / LEVEL, 2))
-
-
-def _beyond_drift(left: Floats, right: Floats, sign: float, noise: float, inflation: float) -> float:
-    """The p-value of a step on top of a straight line through both sides; 1 if it goes the other way."""
-    logs = np.concatenate([left, right])
-    time = np.arange(len(logs)) - (len(logs) - 1) / 2
-    _, step = _fit(time, (np.arange(len(logs)) >= len(left)) - len(right) / len(logs))
-    _, around = _fit(time, logs - logs.mean())
-    size, residuals = _fit(step, around)
-    if sign * size <= 0:
-        return 1.0
-    return _p_value(size, step, residuals, len(logs) - 3, noise, inflation)
+def _doubts(logs: Floats, cuts: list[int], noise: float, least: float) -> list[float]:
+    """How unsure each step is: it passes at 1 or less; above 2, it is smaller than what counts, or was soon undone."""
+    bounds = [0, *cuts, len(logs)]
+    levels = [logs[a:b] for a, b in pairwise(bounds)]
+    sizes = np.diff([np.median(level) for level in levels])
+    runs = np.arange(len(logs))
+    columns = [runs >= cut for cut in cuts]
+    p_values = _p_values(logs, columns, noise)
+    if len(logs) >= FEWEST_FOR_DRIFT + len(cuts):
+        p_values = np.maximum(p_values, _p_values(logs, [runs, *columns], noise, sizes)[1:])
+    doubts = np.minimum(p_values * len(logs) / LEVEL, 2)
+    doubts[np.abs(sizes) < least] = 2 + 1 / np.maximum(np.abs(sizes[np.abs(sizes) < least]), 1e-9)
+    for i, cut in enumerate(cuts):
+        if cut < FEWEST_RUNS and abs(sizes[i]) < FIRST_REACH * noise:
+            doubts[i] = max(doubts[i], 3)
+        short = levels[i] if i else logs
+        if len(short) < FEW and sizes[i - 1] * sizes[i] < 0:
+            reach = REACH * max(noise, short.std()) if len(short) >= FEWEST_RUNS else np.inf
+            if min(abs(sizes[i - 1 : i + 1])) < reach:
+                doubts[i - 1 : i + 1] = np.maximum(doubts[i - 1 : i + 1], 3)
+    return doubts.tolist()
 
 
 def _drift(logs: Floats, start: int, end: int, noise: float, least: float) -> list[Change]:
@@ -179,24 +171,35 @@ def _drift(logs: Floats, start: int, end: int, noise: float, least: float) -> li
     level = logs[start:end]
     if len(level) < FEWEST_FOR_DRIFT:
         return []
-    time = np.arange(len(level)) - (len(level) - 1) / 2
-    slope, residuals = _fit(time, level - level.mean())
-    inflation = _inflation(residuals, [0, len(residuals)])
-    p_value = _p_value(slope, time, residuals, len(level) - 2, noise, inflation)
     third = len(level) // 3
     before, after = float(np.median(level[:third])), float(np.median(level[-third:]))
-    if p_value > LEVEL or abs(after - before) < least:
+    if abs(after - before) < least or _p_values(level, [np.arange(len(level))], noise)[0] > LEVEL:
         return []
     return [_change(start, end - 1, before, after, "drift")]
 
 
-def _fit(x: Floats, y: Floats) -> tuple[float, Floats]:
-    """The slope of the line through the origin that fits best, and what it leaves of `y`."""
-    slope = float(x @ y / (x @ x))
-    return slope, y - slope * x
+def _p_values(logs: Floats, columns: list[NDArray[Any]], noise: float, signs: Floats | None = None) -> Floats:
+    """How likely the coefficient of each of `columns` is so far from zero by chance; 1 if it has not its sign.
 
-
-def _p_value(slope: float, x: Floats, residuals: Floats, freedom: int, noise: float, inflation: float) -> float:
-    """How likely a slope is at least so far from zero by chance, both sides counted."""
-    variance = max(float(residuals @ residuals) / freedom, noise**2) * inflation
-    return float(2 * stdtr(freedom, -abs(slope) * np.sqrt((x @ x) / variance)))
+    `signs` are those of the last columns. The logs are a level, the columns, noise, and a random walk (Harvey,
+    Forecasting, Structural Time Series Models and the Kalman Filter, 1989: the local level model). The walk's share of
+    the variance is the likeliest of WANDER, by restricted likelihood. A sine transform of the differences makes them
+    independent: their covariance is tridiagonal.
+    """
+    count = len(logs)
+    y, *x = dst(np.diff(np.array([logs, *columns], dtype=float)), type=1, norm="ortho")
+    variances = 4 * np.sin(np.pi * np.arange(1, count) / (2 * count)) ** 2 + WANDER[:, None]
+    weighted = np.array(x) / variances[:, None]
+    gram, products = weighted @ np.array(x).T, weighted @ y
+    inverse = np.linalg.inv(gram)
+    coefficients = (inverse @ products[..., None])[..., 0]
+    freedom = count - 1 - len(x)
+    squares = (y**2 / variances).sum(1) - (coefficients * products).sum(1)
+    scale = np.maximum(squares / freedom, noise**2 / (1 + WANDER / 2))
+    likelihood = -np.log(variances).sum(1) - np.linalg.slogdet(gram)[1] - freedom * np.log(scale) - squares / scale
+    best = int(np.argmax(likelihood))
+    found = coefficients[best]
+    p_values = 2 * stdtr(freedom, -np.abs(found) / np.sqrt(scale[best] * np.diagonal(inverse[best])))
+    if signs is not None:
+        p_values[-len(signs) :][found[-len(signs) :] * signs < 0] = 1
+    return p_values

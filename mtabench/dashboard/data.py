@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import mtabench
-from mtabench.dashboard.changes import FEW, FEWEST_RUNS
+from mtabench.dashboard.changes import FEW, FEW_LEAST, FEWEST_RUNS, REACH
 from mtabench.dashboard.files import Archive
 from mtabench.dashboard.findings import Event, Findings, Found
 from mtabench.dashboard.histories import CELL_COLUMNS, VERSIONS, History
@@ -62,6 +62,8 @@ def dashboard_data(archive: Archive, findings: Findings, settings: Settings) -> 
         "rules": {
             "threshold": settings.threshold,
             "few": FEW,
+            "few_least": FEW_LEAST,
+            "reach": REACH,
             "fewest_runs": FEWEST_RUNS,
             "days": settings.days,
         },

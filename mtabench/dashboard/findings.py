@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Event:
     All or none of them are unexplained by a commit.
 
     `change` is their geometric mean, `notes` what else changed between the runs. `recent` if the first of the later
-    runs is among the last days.
+    runs is among the last days of its device.
     """
 
     slower: bool
@@ -95,7 +95,8 @@ class Failure:
 class Findings:
     """All of it. For each history: its changes, its `news` (one of NEWS, or empty), and its state.
 
-    That is "slower", "failing", "faster", "unexplained", "steady", "new" or "never timed".
+    That is "slower", "maybe slower", "failing", "faster", "maybe faster", "unexplained", "steady", "new" or "never
+    timed". `compared` cells have two times or more.
     """
 
     changes: Sequence[Sequence[Found]]
@@ -103,12 +104,14 @@ class Findings:
     failures: Sequence[Failure]
     news: Sequence[str]
     states: Sequence[str]
+    compared: int
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many cells have each of NEWS, and how many `broken` ones there are."""
+        """How many cells have each of NEWS, and how many are `broken` or `compared`."""
         counts = Counter(self.news)
-        return {name: counts[name] for name in NEWS} | {"broken": sum(failure.broken for failure in self.failures)}
+        broken = sum(failure.broken for failure in self.failures)
+        return {name: counts[name] for name in NEWS} | {"broken": broken, "compared": self.compared}
 
 
 def find(
@@ -118,9 +121,10 @@ def find(
     days: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Findings:
-    """Look for changes of at least `threshold` in every history; those of the last `days` before the last run are news.
+    """Look for changes of at least `threshold` in every history; those of a device's last `days` of runs are news.
 
-    `progress` is called with the histories done and their number. Raises UsageError if ruptures is not installed.
+    The last run is the newest that does not lie in the future, where a clock was wrong. `progress` is called with the
+    histories done and their number. Raises UsageError if ruptures is not installed.
     """
     changes = []
     yardsticks = Yardsticks(histories)
@@ -128,15 +132,23 @@ def find(
         progress(cell, len(histories))
         changes.append(_changes(runs, cell, history, yardsticks, threshold))
     progress(len(histories), len(histories))
-    newest = _time(runs[-1]) - timedelta(days=days)
-    events = _events(runs, histories, [one for found in changes for one in found], newest)
+    recent = _recent(runs, timedelta(days=days))
+    events = _events(runs, histories, [one for found in changes for one in found], recent)
     failures = [failure for cell, history in enumerate(histories) if (failure := _failure(cell, history))]
     failures.sort(key=lambda failure: (not failure.broken, -failure.since))
-    news = [_news([one for one in found if _time(runs[one.bad]) >= newest], threshold) for found in changes]
+    news = [_news([one for one in found if recent[one.bad]], threshold) for found in changes]
     states = [_state(len(history.timed), one) for history, one in zip(histories, news, strict=True)]
     for failure in failures:
         states[failure.cell] = "failing"
-    return Findings(changes, events, failures, news, states)
+    return Findings(changes, events, failures, news, states, sum(len(history.timed) > 1 for history in histories))
+
+
+def _recent(runs: Sequence[Run], span: timedelta) -> list[bool]:
+    """Whether each run is among the last of its device."""
+    now = datetime.now(UTC)
+    times = [datetime.fromisoformat(run.started_utc) for run in runs]
+    newest = {run.device: time for run, time in zip(runs, times, strict=True) if time <= now}
+    return [newest.get(run.device, time) - time <= span for run, time in zip(runs, times, strict=True)]
 
 
 def _changes(runs: Sequence[Run], cell: int, history: History, yardsticks: Yardsticks, threshold: float) -> list[Found]:
@@ -159,7 +171,9 @@ def _lasting(change: Change, now_ms: float, threshold: float) -> bool:
     return now_ms * (1 + threshold) <= change.before_ms
 
 
-def _events(runs: Sequence[Run], histories: Sequence[History], found: Sequence[Found], newest: datetime) -> list[Event]:
+def _events(
+    runs: Sequence[Run], histories: Sequence[History], found: Sequence[Found], recent: Sequence[bool]
+) -> list[Event]:
     """Changes together that one cause may explain."""
     groups: dict[tuple[object, ...], list[Found]] = {}
     for one in found:
@@ -172,8 +186,7 @@ def _events(runs: Sequence[Run], histories: Sequence[History], found: Sequence[F
         good, bad = max(one.good for one in group), min(one.bad for one in group)
         mean = float(np.expm1(np.mean([np.log1p(one.change.change) for one in group])))
         device = histories[group[0].cell].cell["device"]
-        recent = _time(runs[bad]) >= newest
-        events.append(Event(group[0].slower, device, good, bad, group, mean, _notes(runs, group), recent))
+        events.append(Event(group[0].slower, device, good, bad, group, mean, _notes(runs, group), recent[bad]))
     return sorted(events, key=_urgency)
 
 
@@ -229,8 +242,4 @@ def _news(recent: Sequence[Found], threshold: float) -> str:
 
 def _state(times: int, news: str) -> str:
     """The state of a cell with so many times that does not fail."""
-    return news.removeprefix("maybe_") or ("steady" if times > 1 else "new" if times else "never timed")
-
-
-def _time(run: Run) -> datetime:
-    return datetime.fromisoformat(run.started_utc)
+    return news.replace("_", " ") or ("steady" if times > 1 else "new" if times else "never timed")

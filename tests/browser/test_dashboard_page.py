@@ -260,7 +260,7 @@ def test_a_calm_history_says_so(opened, screenshot):
 
 def test_the_committed_results_have_a_history(opened, screenshot):
     page = opened("h200")
-    assert "may have got faster" in page.locator("#verdict").inner_text()
+    assert "maybe faster" in page.locator("#verdict").inner_text()
     page.fill("#cells-table input[name=find]", "fwd hopper 1024")
     page.locator("#cells-table button.cell").first.click()
     assert page.locator("#chosen-changes li").count()
@@ -269,11 +269,12 @@ def test_the_committed_results_have_a_history(opened, screenshot):
 
 def test_what_no_commit_explains_is_folded_below_what_one_may(opened, screenshot):
     page = opened("machine")
-    assert (
-        page.locator("#verdict").inner_text().startswith("1 cell may have got slower, 4 cells changed with no commit")
-    )
+    assert page.locator("#verdict").inner_text().startswith("1 cell maybe slower, 4 cells changed with no commit")
     first = page.locator("#slower-list tbody tr").first
     assert "+20.0 %" in first.inner_text()
+    # One word and no red for one cell that is not sure.
+    assert first.locator(".number span").get_attribute("class") == "warn"
+    assert page.locator("#cells-table td .warn").all_inner_texts() == ["+20.0 %", "maybe slower"]
     assert chosen(page) == "fwd triton 4096"
     folded = page.locator("#slower-list details")
     assert folded.locator("summary").inner_text() == ("1 change to slower, probably the machine: no commit explains it")

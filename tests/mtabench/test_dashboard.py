@@ -86,6 +86,7 @@ def test_data_hold_everything_for_other_tools(site):
         "maybe_faster": 0,
         "unexplained": 0,
         "broken": 1,
+        "compared": 28,
     }
     assert [(one["status"], one["broken"]) for one in data["failures"]] == [("error", True), ("oom", False)]
 
@@ -153,13 +154,14 @@ def test_the_badge_is_that_of_shields_io_and_a_picture(site):
 @pytest.mark.parametrize(
     ("counts", "message", "colour"),
     [
-        ({}, "nothing slower", "brightgreen"),
+        ({}, "nothing compared", "lightgrey"),
+        ({"compared": 1}, "nothing slower", "brightgreen"),
         ({"maybe_slower": 2}, "2 maybe slower", "yellow"),
         ({"broken": 1}, "1 broken", "red"),
     ],
 )
 def test_the_badge_is_green_only_if_nothing_may_have_got_slower(counts, message, colour):
-    counts = dict.fromkeys(("slower", "maybe_slower", "broken"), 0) | counts
+    counts = dict.fromkeys(("slower", "maybe_slower", "broken", "compared"), 0) | counts
     assert (badge(counts)["message"], badge(counts)["color"]) == (message, colour)
     assert message in badge_svg(counts)
 
@@ -185,7 +187,8 @@ def test_a_site_is_written_again_but_never_over_anything_else(mtabench, year, tm
         (("--repo-url", "https://host/a?b=<script>"), "is not an address"),
         (("--repo-url", "github.com/owner/name"), "expected one such as https://github.com/owner/name"),
         (("--threshold", "2"), "expected a percentage"),
-        (("--days", "0"), "expected 1 or more"),
+        (("--days", "0"), "expected 1 to 36500"),
+        (("--days", "999999999"), "expected 1 to 36500"),
     ],
 )
 def test_wrong_options_are_one_sentence_and_write_nothing(mtabench, year, tmp_path, words, expected):

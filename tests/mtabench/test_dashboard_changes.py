@@ -1,15 +1,20 @@
 """Changes in simulated histories: how often one is seen where there is none, and how well one is dated.
 
-The numbers that are demanded here are a little weaker than those found with 300 histories each.
+The shares that are found stand in docs/dashboard.md, and a test that fails says what should stand there.
 """
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mtabench.dashboard.changes import FEW, find_changes
 
-COUNT = 60  # histories of each kind
+DOCUMENTATION = Path(__file__).parents[2] / "docs/dashboard.md"
+COUNT = 200  # histories of each kind
 FIVE_PERCENT = np.log(1.05)
+LENGTHS = (2, 5, 6, 20, 60, 200)
+PLACES = (1, 2, 3, 0.5, -3, -2, -1)  # of a step: runs from the beginning, the middle, runs from the end
 
 
 def found(logs, within=0.001):
@@ -27,51 +32,71 @@ def noise(generator, count, size, correlation=0.0, heavy=False):
     return size * values
 
 
-def share(seed, simulate, holds):
-    """The share of simulated histories of whose changes something holds."""
+def walk(generator, count, size):
+    """A drift of a standard deviation from run to run."""
+    return np.cumsum(noise(generator, count, size))
+
+
+def kinds_found(simulate, count=COUNT, seed=1):
+    """The changes of so many simulated histories."""
     generator = np.random.default_rng(seed)
-    return np.mean([bool(holds(found(simulate(generator)))) for _ in range(COUNT)])
+    return [found(simulate(generator)) for _ in range(count)]
 
 
-def sure(changes):
-    return [change for change in changes if change.evidence in ("step", "drift")]
+def shares(histories):
+    """The percentages of histories with a step or a drift, and of others with a change that is not confirmed."""
+    sure = np.array([any(one.evidence in ("step", "drift") for one in changes) for changes in histories])
+    others = np.array([bool(changes) for changes in histories]) & ~sure
+    return 100 * sure.mean(), 100 * others.mean()
 
 
-@pytest.mark.parametrize("runs", [6, 20, 200])
-@pytest.mark.parametrize("size", [0.003, 0.01, 0.02])
-@pytest.mark.parametrize("heavy", [False, True], ids=["normal", "heavy"])
-def test_independent_noise_is_no_change(runs, size, heavy):
-    """With 300 histories each: at most 1 % of them, in any of these settings."""
-    assert share(1, lambda g: noise(g, runs, size, heavy=heavy), sure) <= 0.02
-
-
-@pytest.mark.parametrize("correlation", [0.5, 0.8])
-@pytest.mark.parametrize("runs", [60, 200])
-def test_noise_that_lasts_for_several_runs_is_rarely_a_change(correlation, runs):
-    """With 300 histories each: at most 6 %, where uncorrected tests found a change in up to 88 %."""
-    assert share(2, lambda g: noise(g, runs, 0.02, correlation), sure) <= 0.1
-
-
-@pytest.mark.parametrize("runs", [30, 200])
-@pytest.mark.parametrize("total", [0.1, 0.3])
-def test_a_drift_is_a_drift_and_no_step(runs, total):
-    def simulate(generator):
-        return noise(generator, runs, 0.01) + np.linspace(0, total, runs)
-
-    assert share(3, simulate, lambda changes: [one.evidence for one in sure(changes)] == ["drift"]) >= 0.95
+def documented(cells):
+    """Fail unless the documentation has this row of a table."""
+    line = f"| {' | '.join(cells)} |"
+    assert {line} <= set(DOCUMENTATION.read_text().splitlines())
 
 
 @pytest.mark.parametrize(
-    ("runs", "at", "size", "least"),
-    [(8, 4, 0.003, 0.95), (20, 17, 0.005, 0.95), (60, 30, 0.01, 0.93), (60, 57, 0.01, 0.8), (200, 196, 0.01, 0.88)],
+    ("name", "simulate", "least"),
+    [
+        ("noise of 1 %", lambda g, runs: noise(g, runs, 0.01), 0.5),
+        ("noise of 2 %, heavy-tailed", lambda g, runs: noise(g, runs, 0.02, heavy=True), 0.5),
+        ("noise of 2 % that lasts (correlation 0.8)", lambda g, runs: noise(g, runs, 0.02, 0.8), 4),
+        ("random walk of 0.3 % a run", lambda g, runs: walk(g, runs, 0.003), 4),
+        ("random walk of 1 % a run", lambda g, runs: walk(g, runs, 0.01), 6),
+    ],
 )
-def test_a_step_of_five_percent_is_dated_to_its_run(runs, at, size, least):
-    """With 300 histories each 99 %, 100 %, 99 %, 90 % and 97 %."""
+def test_false_alarms(name, simulate, least):
+    """At most one history of pure noise in 200 has a sure change. What a test of a level alone found was 60 %."""
+    found_by_length = [shares(kinds_found(lambda g, runs=runs: simulate(g, runs))) for runs in LENGTHS]
+    assert max(sure for sure, _ in found_by_length) <= least
+    documented([name, *(f"{sure:g} + {others:g}" for sure, others in found_by_length)])
 
-    def simulate(generator):
-        return noise(generator, runs, size) + FIVE_PERCENT * (np.arange(runs) >= at)
 
-    assert share(4, simulate, lambda changes: [one.bad for one in changes] == [at]) >= least
+@pytest.mark.parametrize(
+    ("runs", "percent", "size"),
+    [(6, 10, 0.003), (8, 5, 0.003), (20, 5, 0.003), (20, 10, 0.01), (60, 5, 0.01), (60, 30, 0.003)],
+)
+def test_a_step_is_dated_wherever_it_lies(runs, percent, size):
+    """Alone and to its run, the first included: a step of 30 times the noise was forgotten there from the sixth on."""
+
+    def dated(place):
+        at = int(runs * place) if place == 0.5 else int(place) % runs
+        step = np.log1p(percent / 100) * (np.arange(runs) >= at)
+        histories = kinds_found(lambda g: noise(g, runs, size) + step, 50, 4)
+        return round(100 * np.mean([[one.bad for one in changes] == [at] for changes in histories]))
+
+    by_place = [dated(place) for place in PLACES]
+    if percent >= 3000 * size:
+        assert min(by_place) >= 75
+    documented([f"{percent} %, {runs} runs, noise of {100 * size:g} %", *map(str, by_place)])
+
+
+@pytest.mark.parametrize(("runs", "total"), [(30, 0.1), (30, 0.3), (200, 0.1)])
+def test_a_drift_is_a_drift_and_no_step(runs, total):
+    histories = kinds_found(lambda g: noise(g, runs, 0.01) + np.linspace(0, total, runs), 50, 3)
+    sure = [[one.evidence for one in changes if one.evidence in ("step", "drift")] for changes in histories]
+    assert np.mean([evidence == ["drift"] for evidence in sure]) >= 0.95
 
 
 def test_two_steps_are_both_dated():
@@ -84,7 +109,7 @@ def test_two_steps_are_both_dated():
     def holds(changes):
         return [one.bad for one in changes] == [80, 140] and changes[0].change > 0 > changes[1].change
 
-    assert share(5, simulate, holds) >= 0.85
+    assert np.mean([holds(changes) for changes in kinds_found(simulate, 50, 5)]) >= 0.85
 
 
 def test_the_size_of_a_step_is_that_between_the_levels():
@@ -124,11 +149,11 @@ def test_the_noise_is_never_less_than_the_intervals_say():
 
 
 def test_a_short_history_goes_by_intervals_alone():
-    assert len(found(np.log([1.0, 1.01, 1.06, 1.06]), within=0.001)) == 1
-    (change,) = found(np.log([1.0, 1.05]), within=0.001)
+    assert len(found(np.log([1.0, 1.01, 1.1, 1.1]), within=0.001)) == 1
+    (change,) = found(np.log([1.0, 1.06]), within=0.001)
     assert (change.good, change.bad, change.evidence) == (0, 1, "few")
-    assert not found(np.log([1.0, 1.05]), within=0.02)  # overlapping
-    assert not found(np.log([1.0, 1.015]), within=0.001)  # below the threshold
+    assert not found(np.log([1.0, 1.06]), within=0.02)  # overlapping
+    assert not found(np.log([1.0, 1.04]), within=0.001)  # what another day can do
 
 
 @pytest.mark.parametrize("runs", range(FEW + 1))

@@ -158,7 +158,9 @@ def test_changes_of_the_same_commits_are_one_event_and_slowdowns_come_first():
         "maybe_faster": 1,
         "unexplained": 0,
         "broken": 0,
+        "compared": 3,
     }
+    assert findings.states == ["maybe slower", "maybe slower", "maybe faster"]
 
 
 def test_cells_measured_in_separate_sweeps_of_a_commit_are_one_event():
@@ -174,7 +176,7 @@ def test_a_change_that_was_undone_does_not_last_and_is_no_news():
     _, findings = found_in(times(1.0, 1.1, 1.0))
     slower, faster = findings.events
     assert (slower.lasting, faster.lasting) == (False, True)
-    assert not any(findings.counts.values())
+    assert not any(findings.news)
     assert findings.states == ["steady"]
 
 
@@ -184,6 +186,13 @@ def test_an_old_change_is_no_news():
     assert [event.recent for event in findings.events] == [False]
     assert findings.counts["maybe_slower"] == 0
     assert findings.states == ["steady"]
+
+
+@pytest.mark.parametrize("later", [{"device": "another"}, {"seq": "64", "started_utc": "2127-01-01T00:00:00Z"}])
+def test_recent_is_of_the_device_and_of_no_date_that_is_to_come(later):
+    tables = [*times(1.0, 1.1), [row(150, 1.0, **later)], [row(2, 1.0, seq="64", started_utc="0001-01-01T00:00:00Z")]]
+    _, findings = found_in(tables)
+    assert (findings.counts["maybe_slower"], findings.counts["compared"]) == (1, 1 + ("seq" in later))
 
 
 def test_an_event_says_what_else_differs():
@@ -217,7 +226,7 @@ def test_a_change_between_two_runs_of_a_commit_is_explained_by_none():
     ("ours", "plain", "expected"),
     [
         (1.1, 1.1, True),
-        (1.024, 1.018, True),  # a change of plain attention that does not count as one
+        (1.054, 1.04, True),  # a change of plain attention that does not count as one
         (1.1, 1.06, True),
         (1.1, 1.03, False),
         (1.1, 1.0, False),
@@ -238,6 +247,7 @@ def test_a_change_of_plain_attention_alone_is_no_news():
     assert "plain attention changed alike, so perhaps the machine" in findings.events[0].notes
     assert findings.counts == {
         "slower": 0, "maybe_slower": 0, "faster": 0, "maybe_faster": 0, "unexplained": 1, "broken": 0,
+        "compared": 1,
     }  # fmt: skip
     assert findings.states == ["unexplained"]
 

@@ -2,23 +2,24 @@
 "use strict";
 
 function showNews(cellButton) {
-  const { data, revisions, dateOf, timeOf, changeMark, evidenceOf, wordsOf, twoLines, element, unexplained, EVIDENCE } = dashboard;
+  const { data, revisions, dateOf, timeOf, changeMark, evidenceOf, wordsOf, twoLines, element, EVIDENCE } = dashboard;
   const { cells, runs, changes, events, failures } = data;
 
   function showVerdict() {
-    const { slower, maybe_slower: maybeSlower, faster, maybe_faster: maybeFaster, broken, unexplained: byMachine } = data.counts;
+    const { slower, maybe_slower: maybeSlower, faster, maybe_faster: maybeFaster, broken, unexplained: byMachine, compared } = data.counts;
     const said = [
       [slower, "got slower", "bad"],
-      [maybeSlower, "may have got slower", "warn"],
+      [maybeSlower, "maybe slower", "warn"],
       [broken, broken === 1 ? "fails that did not before" : "fail that did not before", "bad"],
       [faster, "got faster", "good"],
-      [maybeFaster, "may have got faster", "good"],
+      [maybeFaster, "maybe faster", "good"],
       [byMachine, "changed with no commit to explain it", "quiet"],
     ];
     const parts = said
       .filter(([number]) => number)
       .map(([number, words, className]) => make("span", { text: `${plural(number, "cell")} ${words}`, className }));
-    if (!slower && !maybeSlower) parts.unshift(make("span", { text: "Nothing got slower", className: "good" }));
+    const calm = compared ? { text: "Nothing got slower", className: "good" } : { text: "Nothing could be compared", className: "quiet" };
+    if (!slower && !maybeSlower) parts.unshift(make("span", calm));
     const days = make("span", { text: ` in the last ${plural(data.rules.days, "day")} of runs`, className: "quiet" });
     element("verdict").append(...parts.flatMap((part, i) => (i ? [", ", part] : [part])), days);
   }
@@ -73,12 +74,16 @@ function showNews(cellButton) {
       })),
       pageSize: 8,
       columns: [
-        { name: "change", label: "change", kind: "number", show: ({ event }) => changeMark(event.change, event.unexplained) },
+        { name: "change", label: "change", kind: "number", show: ({ event }) => changeMark(membersOf(event), event.change) },
         { name: "when", label: "commits", show: ({ event }) => commits(event.good, event.bad) },
         { name: "cells", label: "cells", show: ({ event }) => describe(event) },
       ],
-      detail: ({ event }) => cellList(event.changes.map((number) => changes[number])),
+      detail: ({ event }) => cellList(membersOf(event)),
     });
+  }
+
+  function membersOf(event) {
+    return event.changes.map((number) => changes[number]);
   }
 
   function commits(good, bad) {
@@ -87,7 +92,7 @@ function showNews(cellButton) {
 
   // Which cells, and below them what makes the change less sure than it looks.
   function describe(event) {
-    const members = event.changes.map((number) => changes[number]);
+    const members = membersOf(event);
     const notes = Object.keys(EVIDENCE)
       .filter((kind) => kind !== "step" && members.every(({ evidence }) => evidence === kind))
       .map((kind) => EVIDENCE[kind]);
@@ -128,7 +133,7 @@ function showNews(cellButton) {
       })),
       columns: [
         { name: "label", label: "cell", show: ({ one }) => cellButton(one.cell, own(one.cell)) },
-        { name: "change", label: "change", kind: "number", show: ({ one }) => changeMark(one.change, unexplained.has(one)) },
+        { name: "change", label: "change", kind: "number", show: ({ one }) => changeMark([one]) },
         { name: "before", label: "before", unit: "ms", kind: "number" },
         { name: "after", label: "after", unit: "ms", kind: "number" },
         { name: "evidence", label: "evidence" },

@@ -15,6 +15,7 @@ const dashboard = (function () {
   }
 
   const EVIDENCE = { step: "a new level", latest: "not confirmed yet", few: "few runs", drift: "gradual" };
+  const SURE = ["step", "drift"];
 
   function revisionName(run) {
     return runs.git_sha[run] ? runs.git_sha[run].slice(0, 12) : `run ${runs.run_id[run]}`;
@@ -45,9 +46,15 @@ const dashboard = (function () {
     return `${runs.started_utc[run].slice(0, 10)} ${runs.started_utc[run].slice(11, 16)} UTC`;
   }
 
-  // What is probably the machine has no colour.
-  function changeMark(change, byMachine = false) {
-    return make("span", { text: formatChange(change), className: byMachine ? "quiet" : change > 0 ? "bad" : "good" });
+  // The colour of changes that belong together: what is probably the machine has none, what is not sure is no alarm.
+  function colourOf(members) {
+    if (unexplained.has(members[0])) return "quiet";
+    if (members[0].change < 0) return "good";
+    return members.some(({ evidence }) => SURE.includes(evidence)) ? "bad" : "warn";
+  }
+
+  function changeMark(members, change = members[0].change) {
+    return make("span", { text: formatChange(change), className: colourOf(members) });
   }
 
   function evidenceOf(one) {
@@ -68,7 +75,7 @@ const dashboard = (function () {
   }
 
   return {
-    data, changesOf, unexplained, EVIDENCE, revisionName, revisions, dateOf, timeOf, changeMark, evidenceOf, wordsOf, twoLines,
+    data, changesOf, unexplained, EVIDENCE, revisionName, revisions, dateOf, timeOf, changeMark, colourOf, evidenceOf, wordsOf, twoLines,
     element: (id) => document.getElementById(id),
   };
 })();

@@ -3,8 +3,8 @@
 "use strict";
 
 (function () {
-  const { data, changesOf, unexplained, element, EVIDENCE } = dashboard;
-  const { revisionName, revisions, dateOf, timeOf, changeMark, evidenceOf, wordsOf } = dashboard;
+  const { data, changesOf, element, EVIDENCE } = dashboard;
+  const { revisionName, revisions, dateOf, timeOf, changeMark, colourOf, evidenceOf, wordsOf } = dashboard;
   const { cells, runs, histories, timelines, rules } = data;
   const AXES = [
     ["pass", "pass"], ["impl", "implementation"], ["seq", "seq"], ["head_dim", "head dim"], ["mix", "mix"],
@@ -12,7 +12,7 @@
     ["dtype", "dtype"], ["batch", "batch"], ["heads", "heads"], ["kv_heads", "KV heads"], ["causal", "causal"],
     ["splits", "splits"], ["page_size", "page size"], ["op", "computes"], ["device", "device"],
   ];
-  const STATES = { slower: "bad", failing: "bad", faster: "good" };
+  const STATES = { slower: "bad", "maybe slower": "warn", failing: "bad", faster: "good", "maybe faster": "good" };
   const placeOf = new Map(cells.id.map((id, cell) => [id, cell]));
   let shown = null; // the cell whose history is shown
   let chosen = null; // the same, if the reader chose it
@@ -33,7 +33,7 @@
       ...AXES.map(([name, label]) => ({ name, label, filter: "choice", hidden: true })),
       { name: "label", label: "cell", show: ({ cell }) => cellButton(cell, ownWords(cell)) },
       { name: "now", label: "now", unit: "ms", kind: "number" },
-      { name: "change", label: "last change", kind: "number", show: ({ last }) => last && changeMark(last.change, unexplained.has(last)) },
+      { name: "change", label: "last change", kind: "number", show: ({ last }) => last && changeMark([last]) },
       { name: "trend", label: "history", show: ({ cell, state }) => sparkline(histories[cell].median_ms, state) },
       { name: "end", label: "state", show: ({ state }) => stateMark(state) },
     ],
@@ -97,7 +97,7 @@
     const places = timelines[history.timeline];
     const points = places.map((run, i) => pointOf(history, run, i));
     const found = changesOf[cell];
-    const marks = found.map((one) => ({ ...one, good: places.indexOf(one.good), bad: places.indexOf(one.bad), byMachine: unexplained.has(one) }));
+    const marks = found.map((one) => ({ ...one, good: places.indexOf(one.good), bad: places.indexOf(one.bad), colour: colourOf([one]) }));
     const name = `Median time of ${cells.label[cell]} over ${plural(points.length, "run")}`;
     const facts = [cells.name[cell], cells.device[cell], `timer ${cells.timer[cell]}`, `cache ${cells.cache[cell]}`];
     element("chosen-title").textContent = cells.label[cell];
@@ -132,7 +132,7 @@
   function changeLine(one) {
     const times = `${formatNumber(one.before_ms)} to ${formatNumber(one.after_ms)} ms`;
     const rest = make("span", { text: ` ${dateOf(one.bad)}, ${times}, ${evidenceOf(one)}`, className: "quiet" });
-    return make("li", {}, changeMark(one.change, unexplained.has(one)), " ", revisions(one.good, one.bad), rest);
+    return make("li", {}, changeMark([one]), " ", revisions(one.good, one.bad), rest);
   }
 
   // The chart once more as a table, made when it is opened.
@@ -201,14 +201,15 @@
   // ---------------------------------------------------------------- how to read it
 
   function showRules() {
-    const percent = `${formatNumber(100 * rules.threshold, 3)} %`;
+    const [percent, fewPercent] = [rules.threshold, Math.max(rules.threshold, rules.few_least)]
+      .map((share) => `${formatNumber(100 * share, 3)} %`);
     const told = {
       step: `A step of at least ${percent} that is significant beside the noise from run to run, holds for ` +
         `${rules.fewest_runs} runs or more, and is no slow drift.`,
-      latest: "The last runs lie more than five times the noise from the level before. More runs will confirm it, or " +
+      latest: `The last runs lie more than ${rules.reach} times the noise from the level before. More runs will confirm it, or ` +
         "show an outlier.",
       few: `With fewer than ${rules.few} runs, noise from run to run is unknown. Neighbouring runs then differ if ` +
-        `their intervals do not overlap and the change is at least ${percent}: a weaker sign, which another machine ` +
+        `their intervals do not overlap and the change is at least ${fewPercent}: a weaker sign, which another machine ` +
         "or another day can bring about as well.",
       drift: `No step explains it: the level slopes, and its end is at least ${percent} from its beginning.`,
     };

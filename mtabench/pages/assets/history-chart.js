@@ -8,10 +8,10 @@ const LINE_POINTS = 48;
 const LEAST_RANGE = Math.log(1.04); // so that noise does not look like change
 
 // points: [{ ms, low, high, revision, date, status, reason }], oldest first, ms null where it failed.
-// changes: [{ good, bad (places in points), change, evidence, byMachine }]
+// changes: [{ good, bad (places in points), change, evidence, colour }]
 // To be called at each drawing, for the colours are those of the theme at that time.
 function historySpec(points, changes, description, width) {
-  const colours = Object.fromEntries(["accent", "bad", "good", "quiet"].map((name) => [name, chartColour(name)]));
+  const colours = Object.fromEntries(["accent", "bad", "warn", "good", "quiet"].map((name) => [name, chartColour(name)]));
   let part = 0; // of the line, which breaks at a run without a time
   const placed = points.map((point, x) => ({ ...point, x, part: point.ms === null ? ++part : part }));
   const timed = placed.filter(({ ms }) => ms !== null);
@@ -95,10 +95,10 @@ function historySpec(points, changes, description, width) {
 function marksOf(changes, colours) {
   return changes
     .filter(({ evidence }) => evidence !== "drift")
-    .map(({ good, bad, change, evidence, byMachine }) => ({
+    .map(({ good, bad, change, evidence, colour }) => ({
       x: (good + bad) / 2,
-      label: formatChange(change) + (evidence === "latest" ? " ?" : ""),
-      colour: byMachine ? colours.quiet : change > 0 ? colours.bad : colours.good,
+      label: formatChange(change) + (evidence === "step" ? "" : " ?"),
+      colour: colours[colour],
     }));
 }
 
