@@ -17,6 +17,8 @@ VERDICTS = ("broken", "slower", "gone", "unclear", "new", "faster", "same")  # t
 FAIL_ON = ("broken", "slower", "gone")  # unless --fail-on says otherwise
 # Of comparisons of the same code, 1 % may find anything slower, and 1 % anything faster.
 LEVEL = 0.02
+FAR = 2.0  # times what noise and waiting explain, in logarithms: another job does not bring about so large a change
+MOST_DELAY = 0.99  # of a run delay, whose logarithm is taken
 MUST_AGREE = ("device", "timer", "cache")
 SHOULD_AGREE = ("driver", "cuda", "torch", "triton")
 
@@ -95,9 +97,14 @@ class Comparison:
         """Whether no cell has a time in both runs, nor one that broke."""
         return all(cell.change is None and cell.verdict != "broken" for cell in self.cells)
 
+    @property
+    def undecided(self) -> bool:
+        """Whether no cell of both runs has a verdict but `unclear`, and some has that."""
+        return {cell.verdict for cell in self.cells} - {"gone", "new"} == {"unclear"}
+
     def fails(self, cell: ComparedCell) -> bool:
-        """Whether a cell fails the build; a wrong result does, whatever `fail_on` says."""
-        return cell.wrong or cell.verdict in self.fail_on
+        """Whether a cell fails the build; a wrong result does, whatever `fail_on` says, and so do none but unclear."""
+        return cell.wrong or cell.verdict in self.fail_on or (self.undecided and cell.verdict == "unclear")
 
     @property
     def exit_code(self) -> int:
@@ -210,13 +217,13 @@ def _paired(base: Run, head: Run) -> Iterator[ComparedCell]:
 
 def judge(ratios: LogRatios, threshold: float, level: float = LEVEL) -> list[str]:
     """The verdict of each cell: a change counts if it is sure and at least `threshold`."""
-    counts = np.log1p(threshold)
+    least, most = np.log1p((-threshold, threshold))
     found = []
     for value, low, high, p_value in zip(ratios.values, ratios.low, ratios.high, holm(ratios.p_values), strict=True):
-        if p_value <= level and abs(value) >= counts:
+        if p_value <= level and not least < value < most:
             found.append("slower" if value > 0 else "faster")
         else:
-            found.append("same" if -counts < low and high < counts else "unclear")
+            found.append("same" if least < low and high < most else "unclear")
     return found
 
 
@@ -230,7 +237,7 @@ def _judged(cells: Sequence[ComparedCell], threshold: float, level: float) -> It
     for i, (cell, verdict) in enumerate(zip(cells, judge(ratios, threshold, level), strict=True)):
         known = bool(np.isfinite(ratios.low[i]))
         hidden = "the noise is too large to tell" if known else "one round says nothing of the noise"
-        doubt = _doubt(cell, ratios.values[i]) if verdict in ("slower", "faster") else ""
+        doubt = _doubt(cell, ratios.values[i], float(np.log1p(smallest[i]))) if verdict in ("slower", "faster") else ""
         yield replace(
             cell,
             verdict="unclear" if doubt else verdict,
@@ -244,15 +251,17 @@ def _judged(cells: Sequence[ComparedCell], threshold: float, level: float) -> It
         )
 
 
-def _doubt(cell: ComparedCell, log_ratio: float) -> str:
+def _doubt(cell: ComparedCell, log_ratio: float, detectable: float) -> str:
     """Why a change is not to be believed although it is significant: opposite medians, another job; else empty.
 
-    Of several processes the noise between them shows what another job did; of one process nothing does.
+    Of several processes the noise between them shows what another job did. Of one process only the run delay does: a
+    thread that waited for half of the time may take twice as long.
     """
     before, after = (side.row["median_ms"] for side in cell.sides)
     if np.sign(after - before) * np.sign(log_ratio) < 0:
         return f"the medians changed the other way, {before:.4g} to {after:.4g} ms"
-    if any(len(side.processes) == 1 and was_crowded(side.row) for side in cell.sides):
+    delays = [side.row["run_delay"] for side in cell.sides if len(side.processes) == 1 and was_crowded(side.row)]
+    if delays and abs(log_ratio) <= FAR * (detectable - np.log1p(-min(max(delays), MOST_DELAY))):
         return "threads waited for a core, so another job ran"
     return ""
 

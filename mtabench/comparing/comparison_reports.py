@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from mtabench.comparing.compare import NOTHING, VERDICTS, WRONG, ComparedCell, Comparison
+from mtabench.comparing.compare import NOTHING, UNCLEAR, VERDICTS, WRONG, ComparedCell, Comparison
 from mtabench.comparing.inference import POWER
 from mtabench.escaping import in_markdown, markdown_table
 from mtabench.measuring.settled import UNSETTLED, mark_of, unsettled_of
@@ -48,6 +48,8 @@ def outcome(comparison: Comparison) -> str:
         return f"fails with exit code {code}: {sum(cell.wrong for cell in comparison.cells)} wrong"
     if code == NOTHING:
         return f"fails with exit code {code}: nothing was compared, since no cell has a time in both runs"
+    if code == UNCLEAR and "unclear" not in comparison.fail_on:
+        return f"fails with exit code {code}: {comparison.counts['unclear']} unclear, and no cell has another verdict"
     if code:
         return f"fails with exit code {code}: {_counted(comparison, comparison.fail_on)} ({asked})"
     others = _counted(comparison, [one for one in IN_DOUBT if one not in comparison.fail_on])
