@@ -79,9 +79,10 @@ def lines(columns: Sequence[Column], above: Sequence[Column] = (), styles: Seque
     """The headings and a line a row, in its style of `styles`; groups of rows below what they share in `above`."""
     headings = [column.heading.split("\n") for column in columns]
     height = max(map(len, headings))
+    widths = [column.width for column in columns]
     for texts in zip(*([""] * (height - len(texts)) + texts for texts in headings), strict=True):
         if any(texts):
-            yield _joined(texts, columns, "bold")
+            yield _joined(texts, columns, widths, "bold")
     apart = above or [column for column in columns if column.apart]
     # Neighbouring rows with the same texts in these columns: the texts, and the rows' numbers.
     found = groupby(range(len(columns[0].texts)), key=lambda i: tuple(str(column.texts[i]) for column in apart))
@@ -94,7 +95,7 @@ def lines(columns: Sequence[Column], above: Sequence[Column] = (), styles: Seque
             words = (f"{column.name} {text or '-'}" for column, text in zip(above, texts, strict=True))
             yield Text(", ".join(words), "bold")
         for i in members:
-            yield _joined([column.texts[i] for column in columns], columns, styles[i] if styles else "")
+            yield _joined([column.texts[i] for column in columns], columns, widths, styles[i] if styles else "")
 
 
 def blocks(columns: Sequence[Column], width: int, keep: int = 1) -> list[list[Column]]:
@@ -132,10 +133,10 @@ def numbered(texts: Iterable[str]) -> dict[str, str]:
     return {text: f"[{number}]" for number, text in enumerate(dict.fromkeys(filter(None, texts)), start=1)}
 
 
-def _joined(texts: Sequence[Cell], columns: Sequence[Column], style: str) -> Text:
+def _joined(texts: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int], style: str) -> Text:
     cells: list[Cell] = []
-    for text, column in zip(texts, columns, strict=True):
-        space = " " * (column.width - _length(text))
+    for text, column, width in zip(texts, columns, widths, strict=True):
+        space = " " * (width - _length(text))
         cells += [GAP, space, text] if column.justify == "right" else [GAP, text, space]
     line = Text.assemble(*cells[1:], style=style)
     line.rstrip()

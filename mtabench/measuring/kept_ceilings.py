@@ -14,6 +14,7 @@ from mtabench.errors import UsageError
 from mtabench.measuring.ceilings import Ceilings
 
 FILE_NAME = "ceilings.json"
+MOST_BYTES = 1 << 20  # an entry takes about 200
 # What ceilings hold for; an entry is of one dtype besides.
 PLACE = ("device", "driver", "torch")
 RATES = ("copy_gbytes_s", "matmul_tflops", "read_gbytes_s")
@@ -65,13 +66,19 @@ def _entries(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        entries = json.loads(path.read_text())
+        if not path.is_file():
+            raise ValueError("it is no regular file")
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"it is larger than {MOST_BYTES:,} bytes")
+        entries = json.loads(text)
         for entry in entries:
             rates = [entry[name] for name in RATES if name not in LATER_RATES or name in entry]
             if not all(isinstance(rate, float) and 0 < rate < float("inf") for rate in rates):
                 raise ValueError("a rate is not a positive number")
             (*_place(entry), entry["dtype"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a file of ceilings ({error}); give another, or if it was one remove it, "
             "and `mtabench env --measure` writes it anew"

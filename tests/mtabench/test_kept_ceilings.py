@@ -47,6 +47,8 @@ def test_a_file_from_before_reading_was_measured_says_nothing_of_it(tmp_path):
     [
         "{",
         "[1]",
+        pytest.param("[" * 100_000, id="deep"),
+        pytest.param(" " * (1 << 20) + "[]", id="large"),
         '{"device": 1}',
         '[{"device": "GPU A"}]',
         '[{"device": "a", "driver": "", "torch": "", "dtype": "fp32", "copy_gbytes_s": 0.0, "matmul_tflops": 1.0}]',

@@ -12,6 +12,7 @@ from rich.text import Text
 from written_runs import case, rounds, write_run
 
 from mta_kernels.operation import Gate, HeadMix, Norm
+from mtabench import tables
 from mtabench.console import make_console, significant
 from mtabench.prose import wrapped
 from mtabench.tables import Column, as_columns, blocks, fitted, lines, print_prose
@@ -119,6 +120,14 @@ def test_explain_says_the_limits_of_the_gpu_once(at):
     tables = out.partition("fwd sdpa-cudnn")[0].partition("fwd eager")[2]
     assert "L2" not in tables  # eager's kernels need not read it, and have no column for it
     assert "memory" in tables
+
+
+def test_the_width_of_a_column_is_found_once_and_not_for_each_row(monkeypatch):
+    """100,000 rows took hours: each of them measured all the others."""
+    measured = []
+    monkeypatch.setattr(tables, "_length", lambda text: measured.append(text) or len(text))
+    assert len(list(lines(as_columns(("a", "b"), [("x", "1")] * 100)))) == 101
+    assert len(measured) < 500
 
 
 def test_columns_that_do_not_fit_go_into_blocks_below():
