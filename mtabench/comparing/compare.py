@@ -99,12 +99,12 @@ class Comparison:
 
     @property
     def undecided(self) -> bool:
-        """Whether no cell of both runs has a verdict but `unclear`, and some has that."""
-        return {cell.verdict for cell in self.cells} - {"gone", "new"} == {"unclear"}
+        """Whether no cell has a verdict that says of both runs more than `unclear`; all others stand at the ends."""
+        return self.cells[0].verdict in ("gone", "unclear") and self.cells[-1].verdict in ("unclear", "new")
 
     def fails(self, cell: ComparedCell) -> bool:
         """Whether a cell fails the build; a wrong result does, whatever `fail_on` says, and so do none but unclear."""
-        return cell.wrong or cell.verdict in self.fail_on or (self.undecided and cell.verdict == "unclear")
+        return cell.wrong or cell.verdict in self.fail_on or (cell.verdict == "unclear" and self.undecided)
 
     @property
     def exit_code(self) -> int:
