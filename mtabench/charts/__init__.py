@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+from mta_kernels.code_cache import write_whole
 from mtabench.charts.chart import Chart, Kind, make_figure
 from mtabench.charts.data import read_cells, settings
 from mtabench.charts.kinds import load
@@ -108,8 +110,9 @@ def _charts_of(cells: pd.DataFrame, name: str, kind: Kind) -> Iterator[tuple[str
 def _save(figure: Figure, path: Path, theme: Theme, made_from: str) -> Path:
     metadata = {"Source": made_from, ("Date" if path.suffix == ".svg" else "Software"): None}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=DPI, facecolor=theme.paper, metadata=metadata)
+        image = io.BytesIO()
+        figure.savefig(image, format=path.suffix[1:], dpi=DPI, facecolor=theme.paper, metadata=metadata)
+        write_whole(path, image.getvalue())
     except OSError as problem:
         raise UsageError(
             f"cannot write the chart {path}: {problem.strerror or problem}; give another folder as --out"

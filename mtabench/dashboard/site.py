@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from mta_kernels.code_cache import write_whole
 from mtabench.dashboard.badge import badge, badge_svg
 from mtabench.dashboard.data import Json
 from mtabench.dashboard.feed import feed
@@ -45,12 +45,8 @@ def write_site(folder: Path, files: Mapping[str, str]) -> None:
     """Write the files, each whole or not at all; raises UsageError where that cannot be done."""
     check_site(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / MARKER).write_text("This folder is written by mtabench dashboard.\n", encoding="utf-8")
-        for name, text in files.items():
-            partial = folder / f"{name}.partial"
-            partial.write_bytes(text.encode())
-            os.replace(partial, folder / name)
+        for name, text in {MARKER: "This folder is written by mtabench dashboard.\n", **files}.items():
+            write_whole(folder / name, text.encode())
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}; give another folder as --out") from error
 

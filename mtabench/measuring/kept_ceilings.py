@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from mta_kernels.code_cache import write_whole
 from mtabench.errors import UsageError
 from mtabench.measuring.ceilings import Ceilings
 
@@ -51,14 +50,9 @@ def keep_ceilings(path: Path, environment: Mapping[str, Any], ceilings: Mapping[
     for dtype, found in ceilings.items():
         rates = {name: float(f"{rate:.6g}") for name in RATES if (rate := getattr(found, name)) is not None}
         kept.append(here | {"dtype": dtype} | rates | {"measured_utc": measured})
-    written = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        written.write_text(json.dumps(kept, indent=1) + "\n")
-        written.replace(path)
+        write_whole(path, (json.dumps(kept, indent=1) + "\n").encode())
     except OSError as error:
-        with suppress(OSError):
-            written.unlink()
         raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -16,24 +17,50 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._side_file = path.with_name(f".{path.name}.lock")
+        real = Path(os.path.realpath(path))
+        self._side_file = real.with_name(f".{real.name}.lock")
         self._descriptor: int | None = None
 
     def check(self) -> None:
         """Raise UsageError, touching nothing, if another process holds the lock."""
+        for opened, take in ((self._open, self._take), (self._open_itself, self.take_itself)):
+            try:
+                descriptor = opened(os.O_RDONLY)
+            except OSError:  # no such file, or no such folder: nobody holds it
+                continue
+            try:
+                take(descriptor, fcntl.LOCK_SH)
+            finally:
+                os.close(descriptor)
+
+    def take_itself(self, descriptor: int, kind: int = fcntl.LOCK_EX) -> None:
+        """Lock the file itself, which is the same under each of its names; raises UsageError if it is held."""
         try:
-            descriptor = os.open(self._side_file, os.O_RDONLY)
-        except OSError:  # no such file, or no such folder: nobody holds it
-            return
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"{self._path} is being written by another process, which may call it by another name; wait for it to "
+                "end, or give another --out"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+
+    def _open(self, flags: int) -> int:
+        """Open the side file, never the file that a link in its place leads to."""
         try:
-            self._take(descriptor, fcntl.LOCK_SH)
-        finally:
-            os.close(descriptor)
+            return os.open(self._side_file, flags | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise UsageError(f"{self._side_file} is a link, and a lock would overwrite its file; remove it") from None
+
+    def _open_itself(self, flags: int) -> int:
+        return os.open(self._path, flags | os.O_NONBLOCK)
 
     def acquire(self, command: str) -> None:
         """Take the lock or raise UsageError, naming its holder; OSError if the side file can't be made."""
         while self._descriptor is None:
-            descriptor = os.open(self._side_file, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = self._open(os.O_RDWR | os.O_CREAT)
             try:
                 self._take(descriptor, fcntl.LOCK_EX)
                 if self._is_current(descriptor):

@@ -7,7 +7,9 @@ import io
 import os
 import shlex
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.results.csv_reading import read_csv
@@ -46,6 +48,12 @@ def check_destination(path: Path, resume: bool) -> list[dict[str, str]]:
         raise UsageError(f"{compressed} has the samples of {path}, and a sweep adds to a plain file; `gunzip` it first")
     if samples.exists() and not read_csv(samples, MOST_BYTES, MOST_SAMPLES).begins(SAMPLE_COLUMNS):
         raise UsageError(f"{samples} is not a samples file of mtabench; give another --out")
+    for one in (path, samples):
+        if one.is_symlink() and not one.exists():
+            raise UsageError(f"{one} is a link to a file that is not there; remove the link, or give another --out")
+    other = path.with_suffix("") if path.suffix == ".csv" else path.with_name(f"{path.name}.csv")
+    if other.is_file() and _begins_as_a_run(other):
+        raise UsageError(f"{path} would share {samples} with the run {other}; give another --out")
     if path.exists() and not os.access(path, os.W_OK):
         raise UsageError(f"cannot write {path}: it is not writable; give another --out")
     check_folder(path)
@@ -72,36 +80,126 @@ class Writer:
             self._lock.acquire(command)
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error
+        self._files = {one: _Appended(one, to_resume(path)) for one in (path, self.samples_path)}
         try:
+            for file in self._files.values():
+                file.open()
             self._again = set(again)
             self.done = {key: row for row in _check_file(path, resume) if (key := key_of_row(row)) not in self._again}
-            _prepare(self.samples_path, SAMPLE_COLUMNS)
-            _prepare(path, COLUMNS)
+            for file, columns in zip(self._files.values(), (COLUMNS, SAMPLE_COLUMNS), strict=True):
+                _prepare(file.real)
+                file.begin(columns)
         except BaseException:
-            self._lock.release()
+            self.close()
             raise
 
     def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
         """Append rows (values by column name) and their samples (SAMPLE_COLUMNS); on disk when it returns."""
         if lines := csv_text(samples):  # before the rows, so that every row in the file has its samples
-            _append(self.samples_path, lines)
+            self._files[self.samples_path].append(lines)
         texts = [{name: text_of(row.get(name)) for name in COLUMNS} for row in rows]
         found = {key_of_row(row): row for row in texts}
         if replaced := self._again & found.keys():
-            _remove(self.path, replaced)
+            self._files[self.path].check()
+            _remove(self._files[self.path].real, replaced)
+            self._files[self.path].open()
             self._again -= replaced
-        _append(self.path, csv_text(row.values() for row in texts))
+        self._files[self.path].append(csv_text(row.values() for row in texts))
         self.done |= found
 
     def close(self) -> None:
         """Give the file back."""
+        for file in self._files.values():
+            file.close()
         self._lock.release()
 
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                for file in self._files.values():
+                    file.check()
+        finally:
+            self.close()
+
+
+class _Appended:
+    """A file that this process alone adds lines to, and that nobody takes away or shortens unnoticed.
+
+    `path` is what a person calls it; what it is does not change with the current folder.
+    """
+
+    def __init__(self, path: Path, to_resume: str) -> None:
+        self.path, self.real, self._to_resume = path, Path(os.path.realpath(path)), to_resume
+        self._file: BinaryIO | None = None
+        self._size = 0
+
+    def open(self) -> None:
+        """Open the file as it is now, or an empty one; raises UsageError if another process writes it."""
         self.close()
+        try:
+            self._file = self.real.open("ab", buffering=0)
+        except OSError as error:
+            raise UsageError(f"cannot write {self.path}: {error.strerror}; give another --out") from error
+        FileLock(self.path).take_itself(self._file.fileno())
+        self._size = os.fstat(self._file.fileno()).st_size
+
+    def begin(self, columns: Sequence[str]) -> None:
+        """Start with a header if the file is empty; what is in it by now is to stay there."""
+        assert self._file is not None
+        self._size = os.fstat(self._file.fileno()).st_size
+        if not self._size:
+            self.append(csv_text([columns]))
+
+    def check(self) -> None:
+        """Raise MtabenchError if the file is no longer that which was written."""
+        assert self._file is not None
+        try:
+            there = self.real.stat()
+        except OSError:
+            fault = "removed"
+        else:
+            whole = os.path.samestat(there, os.fstat(self._file.fileno()))
+            fault = "" if whole and there.st_size >= self._size else "shortened" if whole else "replaced"
+        if fault:
+            raise MtabenchError(
+                f"{self.path} was {fault} while it was being written: what it lacks now is lost, and "
+                f"{self._to_resume} measures it again"
+            )
+
+    def append(self, text: str) -> None:
+        """Append a text in one write and wait for the disk; on a failure the file is as it was."""
+        assert self._file is not None
+        self.check()
+        try:
+            size = self._file.seek(0, os.SEEK_END)
+            try:
+                data = text.encode()
+                if self._file.write(data) != len(data):
+                    raise OSError(0, "no room left for a whole row")
+                os.fsync(self._file.fileno())
+            except OSError:
+                self._file.truncate(size)
+                raise
+        except OSError as error:
+            raise MtabenchError(f"cannot write {self.path}: {error.strerror}; the rows before are kept") from error
+        self._size = size + len(data)
+        self.check()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _begins_as_a_run(path: Path) -> bool:
+    begin = ",".join(COLUMNS).encode()
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(len(begin)) == begin
+    return False
 
 
 def _check_file(path: Path, resume: bool) -> list[dict[str, str]]:
@@ -125,35 +223,15 @@ def _remove(path: Path, keys: Collection[Key]) -> None:
         file.write(csv_text([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)]).encode())
 
 
-def _prepare(path: Path, columns: Sequence[str]) -> None:
-    """Cut off a torn last line, and start an empty file with its header."""
+def _prepare(path: Path) -> None:
+    """Cut off a torn last line."""
     try:
         with path.open("ab+") as file:
             file.seek(0)
             content = file.read()
             file.truncate(content.rfind(b"\n") + 1)
-            empty = b"\n" not in content
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error
-    if empty:
-        _append(path, csv_text([columns]))
-
-
-def _append(path: Path, text: str) -> None:
-    """Append a text in one write and wait for the disk; on a failure the file is as it was."""
-    try:
-        with path.open("ab", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            try:
-                data = text.encode()
-                if file.write(data) != len(data):
-                    raise OSError(0, "no room left for a whole row")
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(size)
-                raise
-    except OSError as error:
-        raise MtabenchError(f"cannot write {path}: {error.strerror}; the rows before are kept") from error
 
 
 def csv_text(lines: Iterable[Iterable[object]]) -> str:

@@ -335,3 +335,93 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_is_not_believed(tmp_path, m
 
 def test_statuses_are_the_documented_ones():
     assert ", ".join(STATUSES) == "ok, unsupported, wrong, oom, error, timeout, invalid"
+
+
+SAMPLE = ("run", "cell", 1, 1, 0.5)
+
+
+def hard_link(path, other):
+    other.hardlink_to(path)
+
+
+def soft_link(path, other):
+    other.symlink_to(path)
+
+
+@pytest.mark.parametrize("link", [hard_link, soft_link])
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_file_that_is_written_is_refused_under_each_of_its_names(tmp_path, holder, link, resume):
+    link(tmp_path / "out.csv", tmp_path / "other.csv")
+    for attempt in (Writer, check_destination):
+        with pytest.raises(UsageError, match=r"other\.csv is being written by"):
+            attempt(tmp_path / "other.csv", resume=resume)
+
+
+def test_runs_do_not_share_samples(tmp_path):
+    for first, second in (("run", "run.csv"), ("run2.csv", "run2")):
+        Writer(tmp_path / first).close()
+        with pytest.raises(
+            UsageError, match=f"{second} would share .*samples.csv with the run .*{first}; give another"
+        ):
+            Writer(tmp_path / second)
+    (tmp_path / "tool").write_text("#!/bin/sh\n")
+    Writer(tmp_path / "tool.csv").close()
+
+
+@pytest.mark.parametrize("name", [".out.csv.lock", "out.csv", "out.samples.csv"])
+def test_a_link_in_the_place_of_what_a_sweep_writes_changes_no_other_file(tmp_path, name):
+    """As a checkout of a stranger may bring them; one that leads nowhere would make a file there."""
+    other = tmp_path / "somebody/else"
+    other.parent.mkdir()
+    (tmp_path / name).symlink_to(other)
+    for content in (None, "theirs\n"):
+        if content:
+            other.write_text(content)
+        with pytest.raises(UsageError, match=r"link|is not a|already exists|not a samples"):
+            Writer(tmp_path / "out.csv")
+        assert (other.read_text() if content else other.exists()) == (content or False)
+
+
+def replaced(path):
+    path.with_name("edited").write_bytes(path.read_bytes())
+    path.with_name("edited").replace(path)
+
+
+HARMS = {
+    "removed": Path.unlink,
+    "replaced": replaced,
+    "shortened": lambda path: path.write_bytes(path.read_bytes()[:-3]),
+}
+
+
+@pytest.mark.parametrize("of", ["out.csv", "out.samples.csv"])
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_a_file_that_is_taken_away_while_it_is_written_is_said(tmp_path, harm, of, at_the_end):
+    """Once a sweep ended well, and its rows were nowhere."""
+    path = tmp_path / "out.csv"
+    says = rf"{of} was {harm} while it was being written: what it lacks now is lost, and .* --out \S+/out.csv --resume"
+
+    def sweep():
+        with Writer(path) as writer:
+            writer.write([row()], [SAMPLE])
+            HARMS[harm](tmp_path / of)
+            if not at_the_end:
+                writer.write([row(128)], [SAMPLE])
+
+    with pytest.raises(MtabenchError, match=says):
+        sweep()
+    with Writer(path, resume=True) as writer:
+        writer.write([row(256)], [SAMPLE])
+    assert 256 in read_results(path)["seq"].tolist()
+
+
+def test_rows_go_where_the_file_was_when_the_sweep_started(tmp_path, monkeypatch):
+    """A kernel may go to another folder meanwhile."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with Writer(Path("out.csv")) as writer:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        writer.write([row()], [SAMPLE])
+    assert len(read_results(tmp_path / "out.csv")) == 1
+    assert files_in(tmp_path) == ["elsewhere", "out.csv", "out.samples.csv"]

@@ -4,6 +4,7 @@ import csv
 import io
 import os
 import signal
+from functools import partial
 
 import pytest
 from command_line import contents, make_runner, refused
@@ -12,7 +13,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from written_runs import case, rounds, write_run
 
+from mtabench.charts import draw
+from mtabench.dashboard.site import MARKER, write_site
 from mtabench.errors import UsageError
+from mtabench.measuring.kept_ceilings import PLACE, keep_ceilings
 from mtabench.results import csv_reading, runs
 from mtabench.results import results_file as results
 from mtabench.results.columns import TABLE
@@ -306,3 +310,23 @@ def test_a_sentence_about_a_hostile_file_is_one_printable_line(mtabench, tmp_pat
 def test_every_number_is_checked():
     assert set(NUMERIC_COLUMNS) <= {column.name for column in TABLE if column.field.check}
     assert SAMPLE_COLUMNS[4] == "ms"
+
+
+def test_what_a_link_leads_to_is_not_written(tmp_path):
+    """A checkout of a stranger may have links where pages, charts and ceilings go."""
+    theirs, folder = tmp_path / "theirs", tmp_path / "site"
+    run = write_run(tmp_path / "a.csv", CELLS)
+    chart = partial(draw, [run], tmp_path / "charts", ["time"], formats=["svg"])
+    names = {path.name for path in chart()}
+    assert names
+    places = {tmp_path / "charts" / name for name in names} | {folder / MARKER, folder / "a.json", tmp_path / "kept"}
+    folder.mkdir()
+    theirs.write_text("[]")
+    for place in places:
+        place.unlink(missing_ok=True)
+        place.symlink_to(theirs)
+    chart()
+    write_site(folder, {"a.json": "ours"})
+    keep_ceilings(tmp_path / "kept", dict.fromkeys(PLACE, "x"), {})
+    assert theirs.read_text() == "[]"
+    assert not any(place.is_symlink() for place in places)
