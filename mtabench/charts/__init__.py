@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,13 +15,13 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from mta_kernels.code_cache import write_whole
 from mtabench.charts.chart import Chart, Kind, make_figure
 from mtabench.charts.data import read_cells, settings
 from mtabench.charts.kinds import load
 from mtabench.charts.style import LIGHT, THEMES, Look, Theme, applied
 from mtabench.errors import UsageError
 from mtabench.problem.case import PASSES
+from mtabench.results.outputs import written
 from mtabench.styles import styles_of
 
 KINDS = load()
@@ -109,12 +108,6 @@ def _charts_of(cells: pd.DataFrame, name: str, kind: Kind) -> Iterator[tuple[str
 
 def _save(figure: Figure, path: Path, theme: Theme, made_from: str) -> Path:
     metadata = {"Source": made_from, ("Date" if path.suffix == ".svg" else "Software"): None}
-    try:
-        image = io.BytesIO()
-        figure.savefig(image, format=path.suffix[1:], dpi=DPI, facecolor=theme.paper, metadata=metadata)
-        write_whole(path, image.getvalue())
-    except OSError as problem:
-        raise UsageError(
-            f"cannot write the chart {path}: {problem.strerror or problem}; give another folder as --out"
-        ) from problem
+    with written(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=DPI, facecolor=theme.paper, metadata=metadata)
     return path

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from mta_kernels.code_cache import write_whole
 from mtabench.dashboard.badge import badge, badge_svg
 from mtabench.dashboard.data import Json
 from mtabench.dashboard.feed import feed
 from mtabench.dashboard.page import page
 from mtabench.errors import UsageError
+from mtabench.results.outputs import written
 
 MARKER = ".mtabench-dashboard"
 
@@ -44,11 +44,9 @@ def site_files(data: Json) -> Mapping[str, str]:
 def write_site(folder: Path, files: Mapping[str, str]) -> None:
     """Write the files, each whole or not at all; raises UsageError where that cannot be done."""
     check_site(folder)
-    try:
-        for name, text in {MARKER: "This folder is written by mtabench dashboard.\n", **files}.items():
-            write_whole(folder / name, text.encode())
-    except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror}; give another folder as --out") from error
+    for name, text in {MARKER: "This folder is written by mtabench dashboard.\n", **files}.items():
+        with written(folder / name) as file:
+            file.write(text.encode())
 
 
 def _json(content: object, indent: int | None = None) -> str:

@@ -134,7 +134,7 @@ def test_a_kind_that_the_results_cannot_give_is_one_sentence(plot, tmp_path, kin
         (("--formats", "pdf"), "there is no chart format 'pdf'"),
         (("--kind", ","), "--kind"),
         (("--out", "a.png"), "--out a.png is for a folder, in which each chart gets a name; give --out a"),
-        (("--out", "sweep.csv"), "cannot write the chart sweep.csv/fwd-overhead.png"),
+        (("--out", "sweep.csv"), "cannot write sweep.csv/fwd-overhead.png"),
     ],
 )
 def test_bad_options_are_one_sentence_and_write_nothing(plot, sweep, tmp_path, typed, sentence):
