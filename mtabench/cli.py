@@ -54,7 +54,7 @@ def forward_or_backward(
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
     dtype: o.Dtype = None, causal: o.Causal = True, device: o.Device = "auto", preset: o.PresetName = None,
     cells: o.Cells = None, baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold",
-    rounds: o.Rounds = None, time_limit: o.TimeLimit = None, isolate: o.Isolate = False,
+    rounds: o.Rounds = None, time_limit: o.TimeLimit = None, target: o.Target = None, isolate: o.Isolate = False,
     cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
     gpus: o.Gpus = None, workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None,
     tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, ranks: o.Ranks = None,
@@ -66,7 +66,7 @@ def forward_or_backward(
         context.info_name or "", seq=seq, head_dim=head_dim, conv=conv, impl=impl, op=op, mix=mix, post_conv=post_conv,
         norm=norm, gate=gate, layer=layer, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, dtype=dtype,
         causal=causal, device=device, preset=preset, cells=cells, baseline=baseline, timer=timer, cache=cache,
-        rounds=rounds, time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
+        rounds=rounds, time_limit=time_limit, target=target, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
     asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
     raise typer.Exit(run(options, asked, ranks, out, resume, dry_run, plot, quiet))
@@ -79,8 +79,8 @@ def decode(
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
     dtype: o.Dtype = None, splits: o.Splits = "auto", page_size: o.PageSize = "none", device: o.Device = "auto",
     preset: o.PresetName = None, cells: o.Cells = None, baseline: o.Baseline = None, timer: o.Timer = "auto",
-    cache: o.Cache = "cold", rounds: o.Rounds = None, time_limit: o.TimeLimit = None, isolate: o.Isolate = False,
-    cell_timeout: o.CellTimeout = None, seed: o.Seed = None, gpus: o.Gpus = None, workers: o.Workers = None,
+    cache: o.Cache = "cold", rounds: o.Rounds = None, time_limit: o.TimeLimit = None, target: o.Target = None,
+    isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None, gpus: o.Gpus = None, workers: o.Workers = None,
     scheduler: o.Scheduler = None, on: o.On = None, tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None,
     tls_key: o.TlsKey = None, out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False,
     plot: o.Plot = True, quiet: o.Quiet = False,
@@ -92,7 +92,7 @@ def decode(
         "decode", seq=seq, head_dim=head_dim, conv=conv, impl=impl, op=op, mix=mix, post_conv=post_conv, norm=norm,
         gate=gate, layer=layer, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, dtype=dtype, splits=splits,
         page_size=page_size, device=device, preset=preset, cells=cells, baseline=baseline, timer=timer, cache=cache,
-        rounds=rounds, time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
+        rounds=rounds, time_limit=time_limit, target=target, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
     asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
     raise typer.Exit(run(options, asked, None, out, resume, dry_run, plot, quiet))
@@ -104,7 +104,7 @@ def model(
     dim: o.Dim = None, attention: o.Attention = None, conv: o.OneConv = None, impl: o.ModelImpl = None,
     seq: o.Seq = None, batch: o.Batch = None, dtype: o.Dtype = None, device: o.Device = "auto",
     cells: o.Cells = None, baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold",
-    rounds: o.Rounds = None, time_limit: o.TimeLimit = None, isolate: o.Isolate = False,
+    rounds: o.Rounds = None, time_limit: o.TimeLimit = None, target: o.Target = None, isolate: o.Isolate = False,
     cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
     out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True, quiet: o.Quiet = False,
 ) -> None:  # fmt: skip
@@ -114,7 +114,7 @@ def model(
     options = Options(
         MODEL, mode=mode, preset=preset, layers=layers, heads=heads, dim=dim, attention=attention, conv=conv, impl=impl,
         seq=seq, batch=batch, dtype=dtype, device=device, cells=cells, baseline=baseline, timer=timer, cache=cache,
-        rounds=rounds, time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
+        rounds=rounds, time_limit=time_limit, target=target, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
     raise typer.Exit(run(options, ClusterOptions(), None, out, resume, dry_run, plot, quiet))
 

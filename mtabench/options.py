@@ -161,7 +161,15 @@ Cache = Annotated[
     str,
     How(**_one_of(CACHES), help="cold flushes a GPU's L2 cache before each sample, warm does not; a CPU's stay warm."),
 ]
-Rounds = Annotated[int | None, How(**WHOLE, help="At most so many rounds of samples a cell; 20 if not given.")]
+Rounds = Annotated[int | None, How(**WHOLE, help="At most so many rounds of samples a cell; 200 if not given.")]
+Target = Annotated[
+    Text,
+    How(
+        metavar="PERCENT",
+        help="A cell is done when half the 95 % interval of its median is at most this; 0.5% on a GPU and 3% on a CPU "
+        "if not given.",
+    ),
+]
 TimeLimit = Annotated[
     float | None, How(**SECONDS, help="No round of a cell but the first five starts after these; 10 if not given.")
 ]

@@ -11,6 +11,7 @@ import numpy as np
 from mtabench.comparing.inference import LogRatios, compare_samples, detectable, holm
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.settled import was_crowded
+from mtabench.problem.axes import parse_percent
 from mtabench.results.runs import Cell, Run, process_ids
 
 VERDICTS = ("broken", "slower", "gone", "unclear", "new", "faster", "same")  # the most urgent first
@@ -121,13 +122,7 @@ class Comparison:
 
 def parse_threshold(text: str) -> float:
     """0.02 for "2%"; raises UsageError for what is not a percentage between 0 and 100."""
-    try:
-        percent = float(text.strip().removesuffix("%"))
-    except ValueError:
-        percent = 0.0
-    if not text.strip().endswith("%") or not 0 < percent < 100:
-        raise UsageError(f"--threshold {text!r} is not a change that counts; expected a percentage such as 2% or 0.5%")
-    return percent / 100
+    return parse_percent(text, "--threshold")
 
 
 def parse_fail_on(text: str) -> tuple[str, ...]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 UNSETTLED = "~"  # before a time that did not settle
-CI_TARGET = 0.005  # of a time; also of rows that do not name theirs, since no earlier version had another
+CI_TARGETS = {"cuda": 0.005, "cpu": 0.03}  # of a time, by device: cores that others use too know no half percent
+CI_TARGET = CI_TARGETS["cuda"]  # of rows that do not name theirs, since no earlier version had another
+MUCH_WIDER, FEWEST_TYPICAL = 2.0, 3  # than what is typical of a run, and how many rows tell that
 ROUNDING = 1e-5  # results files hold six digits
 # Share of the rounds for which a thread may wait for a core. An idle machine of two cores shows up to 0.015, one busy
 # process beside two threads 0.25 and more.
@@ -32,18 +35,33 @@ def half_interval_of(row: Row) -> float | None:
 def settled(row: Row) -> bool | None:
     """Whether a row's time is known as well as its sweep wanted, and no other job took the cores; None without a time.
 
-    The target is that of the row, or CI_TARGET in files from before it was kept. A file from before the run delay was
-    kept is judged by its interval alone.
+    Where most times of a run miss the target, one that is not much wider than the typical interval settled as well. The
+    target is that of the row, or CI_TARGET in files from before it was kept. A file from before the run delay was kept
+    is judged by its interval alone.
     """
     half = half_interval_of(row)
     if half is None:
         return False if _is_single(row) else None
-    return half <= target_of(row) + ROUNDING and not was_crowded(row)
+    return half <= limit_of(row) + ROUNDING and not was_crowded(row)
 
 
 def target_of(row: Row) -> float:
     """The share of its middle that half a row's interval should be at most."""
     return _number(row, "ci_target") or CI_TARGET
+
+
+def limit_of(row: Row) -> float:
+    """The same, or MUCH_WIDER than what is typical of its run if most times there missed the target."""
+    return max(target_of(row), MUCH_WIDER * (_number(row, "ci_typical") or 0.0))
+
+
+def typical_half(rows: Iterable[Row]) -> float | None:
+    """The median of half the intervals of these rows; None of few rows, and if it is within their target."""
+    halves = [(half, target_of(row)) for row in rows if (half := half_interval_of(row)) is not None]
+    if len(halves) < FEWEST_TYPICAL:
+        return None
+    typical = statistics.median(half for half, _ in halves)
+    return typical if typical > max(target for _, target in halves) + ROUNDING else None
 
 
 def was_crowded(row: Row) -> bool:
@@ -66,8 +84,9 @@ def meaning(rows: Iterable[Row]) -> str:
     marked = [row for row in rows if settled(row) is False]
     if not marked:
         return ""
-    targets = sorted({target_of(row) for row in marked})
-    words = f"did not settle: the 95 % interval is wider than ±{' or '.join(f'{100 * t:g}' for t in targets)} %"
+    limits = sorted({f"{100 * limit_of(row):.2g}" for row in marked}, key=float)
+    limit = " or ".join(limits) if len(limits) < 3 else f"{limits[0]} to {limits[-1]}"
+    words = f"did not settle: the 95 % interval is wider than ±{limit} %"
     words += ", or there is a single sample" if any(map(_is_single, marked)) else ""
     return words + (", or a thread waited for a core" if any(map(was_crowded, marked)) else "")
 

@@ -22,7 +22,7 @@ from mtabench.measuring.nvtx import phase
 from mtabench.measuring.poison import poisoned_memory
 from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
 from mtabench.measuring.samplers import GraphSampler, Sampler, capture, cpu_sampler, events_sampler, graph_sampler
-from mtabench.measuring.settled import CI_TARGET, half_interval
+from mtabench.measuring.settled import CI_TARGET, CI_TARGETS, half_interval
 from mtabench.measuring.statistics import median_interval
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import Inputs
@@ -35,7 +35,9 @@ AGREEMENT = 0.05  # the last three warm-up calls lie this close together
 WARM_UP_SECONDS = 2.0
 GPU_WARM_UP_SECONDS = 0.1  # at least, for the clocks
 GPU_ROUND_SECONDS = 0.1  # at most, of a cell: a power cap acts in some tenths of a second, and is to find all alike
+CPU_SECONDS = 0.2  # at least, of rounds: what slows a CPU comes and goes in some hundredths of a second
 THROTTLED_REPEATS = 2
+LOOK_AGAIN = 1.2  # times as many rounds: an interval of many takes time, and other times' caches
 MAX_ROTATIONS = 512
 
 
@@ -43,17 +45,21 @@ MAX_ROTATIONS = 512
 class Settings:
     """How to measure. `timer` is auto, events, graph, cpu or nvbench, `cache` cold or warm; limits are per cell.
 
-    A cell stops, after `min_rounds`, when half the 95 % interval of its median is at most `ci_target` of it, at
-    `max_rounds`, or at `time_limit_s`. Slow cells take fewer samples a round, at least one.
+    A cell stops, after `min_rounds`, when half the 95 % interval of its median is at most `ci_target` of it (None: what
+    is usual of the device), at `max_rounds`, or at `time_limit_s`. Slow cells take fewer samples a round, at least one.
     """
 
     timer: str = "auto"
     cache: str = "cold"
     min_rounds: int = 5
     samples_per_round: int = 10
-    max_rounds: int = 20
+    max_rounds: int = 200
     time_limit_s: float = 10.0
-    ci_target: float = CI_TARGET
+    ci_target: float | None = None
+
+    def target_on(self, device: str) -> float:
+        """The share of a median that half its interval should be at most on "cuda" or "cpu"."""
+        return CI_TARGETS[device] if self.ci_target is None else self.ci_target
 
     def samples_a_round(self, total_s: float, *, on_gpu: bool) -> int:
         """As many as were asked for, or as fit into a round and into the time limit at `total_s` seconds a sample."""
@@ -239,12 +245,16 @@ class _Lane:
             name = "cpu" if device == "cpu" else "graph" if cell.rotations else "events"
         # A CPU's caches are left as they are.
         cache = "warm" if device == "cpu" else settings.cache
-        self.measurement = Measurement(name, cache, peak_memory_mb=peak, ci_target=settings.ci_target, loss=cell.loss)
+        self.measurement = Measurement(
+            name, cache, peak_memory_mb=peak, ci_target=settings.target_on(device), loss=cell.loss
+        )
         self._sampler: Sampler | None = _sampler(name, cell, device, flush, call_s)
         self._cell, self._device, self._settings, self._sensor = cell, device, settings, sensor
         self._samples = settings.samples_a_round(total_s, on_gpu=device == "cuda")
         self._clocks: list[float] = []
         self._spent_s = self._waited_s = 0.0
+        self._least_s = CPU_SECONDS if device == "cpu" else 0.0
+        self._look_at = settings.min_rounds  # rounds
         self.done = False
 
     def take_round(self) -> None:
@@ -298,8 +308,11 @@ class _Lane:
             return False
         if len(rounds) >= settings.max_rounds or self._spent_s >= settings.time_limit_s:
             return True
+        if len(rounds) < self._look_at or self._spent_s < self._least_s:
+            return False
+        self._look_at = math.ceil(LOOK_AGAIN * len(rounds))
         low, high = median_interval(rounds)
-        return half_interval(low, high) <= settings.ci_target
+        return half_interval(low, high) <= self.measurement.ci_target
 
 
 def _by_nvbench(
@@ -319,8 +332,9 @@ def _by_nvbench(
         return bare(error)
     _, throttled = GpuSensor().read()
     return Measurement(
-        "nvbench", settings.cache, found.rounds, found.sm_clock_mhz, throttled, peak, ci_target=settings.ci_target
-    )
+        "nvbench", settings.cache, found.rounds, found.sm_clock_mhz, throttled, peak,
+        ci_target=settings.target_on(device),
+    )  # fmt: skip
 
 
 def _warm_up(cell: Timed, device: str, settings: Settings) -> tuple[float, float, float | None]:

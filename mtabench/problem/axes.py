@@ -75,6 +75,17 @@ def parse_int(text: str, what: str) -> int:
     return values[0]
 
 
+def parse_percent(text: str, what: str) -> float:
+    """0.02 for "2%"; raises UsageError for what is not a percentage between 0 and 100."""
+    try:
+        percent = float(text.strip().removesuffix("%"))
+    except ValueError:
+        percent = 0.0
+    if not text.strip().endswith("%") or not 0 < percent < 100:
+        raise UsageError(f"{what} {text!r} is no share of a time; expected a percentage such as 2% or 0.5%")
+    return percent / 100
+
+
 def parse_convs(text: str) -> list[Taps]:
     """The convolutions as (query taps, key taps): `6x11,3x3`, and `7` for 7x7; raises UsageError."""
     expected = "expected query taps x key taps, such as 6x11,3x3, or 7 for 7x7"

@@ -256,6 +256,10 @@ TABLE: tuple[Column, ...] = (
         NUMBER, "", attrgetter("measurement.ci_target"), since=3,
     ),
     _measured(
+        "ci_typical", "where most times of a run miss `ci_target`, the median so far of half their intervals",
+        NUMBER, "", None, since=9,
+    ),
+    _measured(
         "run_delay",
         "of the timer `cpu`: the share of the rounds' time for which the thread that waited longest had no core",
         NUMBER, "", attrgetter("measurement.run_delay"), since=3, merged="largest",

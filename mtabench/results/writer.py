@@ -6,12 +6,13 @@ import csv
 import io
 import os
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.measuring.settled import typical_half
 from mtabench.results.csv_reading import read_csv
 from mtabench.results.lock import FileLock
 from mtabench.results.outputs import check_folder, written
@@ -20,7 +21,6 @@ from mtabench.results.results_file import (
     JSON_LINES,
     SAMPLE_COLUMNS,
     Key,
-    Row,
     key_of_row,
     read_file,
     samples_path,
@@ -93,8 +93,15 @@ class Writer:
             self.close()
             raise
 
-    def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
-        """Append rows (values by column name) and their samples (SAMPLE_COLUMNS); on disk when it returns."""
+    def write(self, rows: Sequence[MutableMapping[str, Any]], samples: Iterable[Sequence[object]] = ()) -> None:
+        """Append rows (values by column name) and their samples (SAMPLE_COLUMNS); on disk when it returns.
+
+        Rows that were just measured get what is typical of the run by then.
+        """
+        new = [row for row in rows if "median_ms" in row and "ci_typical" not in row]
+        if new and (typical := typical_half([*self.done.values(), *new])) is not None:
+            for row in new:
+                row["ci_typical"] = typical
         if lines := csv_text(samples):  # before the rows, so that every row in the file has its samples
             self._files[self.samples_path].append(lines)
         texts = [{name: text_of(row.get(name)) for name in COLUMNS} for row in rows]

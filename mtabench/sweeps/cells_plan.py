@@ -26,8 +26,8 @@ from mtabench.sweeps.plan import (
 
 # Options that stand beside the cells of a file: which of its implementations, where and how they are measured.
 BESIDE = (
-    "pass_", "cells", "impl", "device", "baseline", "timer", "cache", "rounds", "time_limit", "isolate", "cell_timeout",
-    "seed",
+    "pass_", "cells", "impl", "device", "baseline", "timer", "cache", "rounds", "time_limit", "target", "isolate",
+    "cell_timeout", "seed",
 )  # fmt: skip
 
 

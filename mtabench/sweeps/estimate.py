@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 WARM_UP_S = 1.0
 PROCESS_S = 6.0
+USUAL_ROUNDS = 20  # until a time is known well enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def estimate_seconds(
             total += 3 * call_s  # one to check, two to find that it is too slow
         else:
             samples = settings.samples_a_round(call_s, on_gpu=case.device == "cuda")
-            most_s = min(settings.time_limit_s, settings.max_rounds * samples * call_s)
+            most_s = min(settings.time_limit_s, min(USUAL_ROUNDS, settings.max_rounds) * samples * call_s)
             total += call_s + WARM_UP_S + max(settings.min_rounds * call_s, most_s)
         if isolated:
             total += PROCESS_S

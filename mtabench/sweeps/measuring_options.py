@@ -6,6 +6,7 @@ from secrets import randbelow
 from typing import TYPE_CHECKING
 
 from mtabench.errors import UsageError
+from mtabench.problem.axes import parse_percent
 
 if TYPE_CHECKING:
     from mtabench.sweeps.plan import Options
@@ -28,6 +29,8 @@ def check_measuring(options: Options) -> None:
     for what, number in limits.items():
         if number is not None and not 0 < number < 1e6:
             raise UsageError(f"{what} is {number}; it must be more than 0 and less than a million")
+    if options.target is not None:
+        parse_percent(options.target, "--target")
     if options.seed is not None:
         check_seed(options.seed)
     if options.cell_timeout is not None and not options.isolate and options.timer != "nvbench":

@@ -51,6 +51,7 @@ class Options:
     cache: str = "cold"
     rounds: int | None = None
     time_limit: float | None = None
+    target: str | None = None
     isolate: bool = False
     cell_timeout: float | None = None
     seed: int | None = None

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from mtabench.measuring import timing
+from mtabench.problem.axes import parse_percent
 from mtabench.sweeps.plan import Options, Plan
+
+NVBENCH_ROUNDS = 20  # it takes all of them: it cannot stop at the target
 
 
 def make_settings(plan: Plan) -> timing.Settings:
     """How the plan's options ask to measure; where they say nothing, as timing.Settings does."""
     options = plan.options
     usual = timing.Settings()
-    rounds = options.rounds or usual.max_rounds
+    rounds = options.rounds or (NVBENCH_ROUNDS if options.timer == "nvbench" else usual.max_rounds)
     return timing.Settings(
         timer=options.timer,
         cache=options.cache,
         min_rounds=min(usual.min_rounds, rounds),
         max_rounds=rounds,
         time_limit_s=options.time_limit or usual.time_limit_s,
+        ci_target=None if options.target is None else parse_percent(options.target, "--target"),
     )
 
 
@@ -28,6 +32,7 @@ def measuring_words(options: Options) -> list[str]:
         "--cache": (options.cache, usual.cache),
         "--rounds": (options.rounds, usual.max_rounds),
         "--time-limit": (options.time_limit, usual.time_limit_s),
+        "--target": (options.target, None),
         "--cell-timeout": (options.cell_timeout, None),
         "--seed": (options.seed, None),
     }

@@ -12,7 +12,16 @@ from rich.text import Text
 
 from mtabench.console import flop_unit, leave_out, significant
 from mtabench.errors import NothingTimedError
-from mtabench.measuring.settled import UNSETTLED, half_interval_of, mark_of, unsettled, was_crowded
+from mtabench.measuring.settled import (
+    MUCH_WIDER,
+    UNSETTLED,
+    half_interval_of,
+    mark_of,
+    target_of,
+    typical_half,
+    unsettled,
+    was_crowded,
+)
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.operations import PLAIN, PLAIN_LACKS, STEPS, page_size_text, step_words, taps_text
@@ -195,22 +204,29 @@ def _auto_sentence(choice: Choice) -> str:
 
 
 def settled_lines(rows: Sequence[Row], max_rounds: int, time_limit_s: float, *, out_typed: bool) -> list[str]:
-    """How many times did not settle and what to try, of a sweep with these limits a cell; nothing if all did.
+    """How wide most intervals are if they miss the target, how many times did not settle and what to try.
 
-    Only who typed --out must type another one.
+    The sweep had these limits a cell. Only who typed --out must type another one.
     """
-    marked, timed = unsettled(rows), sum(row["status"] == "ok" for row in rows)
+    marked, timed = unsettled(rows), [row for row in rows if row["status"] == "ok"]
+    usual, typical = typical_half(timed), []
+    if usual is not None:
+        typical = [
+            f"most times are known to ±{100 * usual:.2g} % here, the median of {len(timed)} cells, and not to the "
+            f"target of {100 * target_of(timed[0]):g} %; {UNSETTLED} marks what is more than {MUCH_WIDER:g} times as wide"
+        ]
     if not marked:
-        return []
-    head = f"{len(marked)} of {timed} cells did not settle (marked {UNSETTLED})"
+        return typical
+    head = f"{len(marked)} of {len(timed)} cells did not settle (marked {UNSETTLED})"
     crowded = [float(row["run_delay"]) for row in marked if was_crowded(row)]
     if crowded:
         return [
+            *typical,
             f"{head}: threads waited for a core up to {100 * max(crowded):.0f} % of the time, so another job runs; "
-            f"end it, and type the same command {'with another --out' if out_typed else 'again'}"
+            f"end it, and type the same command {'with another --out' if out_typed else 'again'}",
         ]
     more = f"--rounds {4 * max_rounds} --time-limit {4 * time_limit_s:g}{' and another --out' if out_typed else ''}"
-    return [f"{head}: is another job running? If not, type the same command with {more}"]
+    return [*typical, f"{head}: is another job running? If not, type the same command with {more}"]
 
 
 def _cell(row: Row) -> dict[str, str]:

@@ -18,7 +18,8 @@ from mtabench.charts.style import LIGHT
 from mtabench.measuring import run_delay, timing
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
-from mtabench.measuring.settled import half_interval_of, settled, unsettled, was_crowded
+from mtabench.measuring.settled import half_interval, half_interval_of, settled, unsettled, was_crowded
+from mtabench.measuring.statistics import median_interval
 from mtabench.measuring.timing import Measurement, Settings, Timed, measure
 from mtabench.report import page as report_page
 from mtabench.report.data import read_report
@@ -28,6 +29,7 @@ from mtabench.results.results_file import COLUMNS, LATER_COLUMNS, read_file
 from mtabench.results.writer import Writer
 from mtabench.sweeps import sweep
 from mtabench.sweeps.plan import Options, make_plan
+from mtabench.sweeps.settings import make_settings, measuring_words
 from mtabench.sweeps.table import line, settled_lines
 
 STEADY, LOOSE = rounds(2.0), rounds(8.0, noise=0.2)
@@ -48,6 +50,8 @@ def mtabench(monkeypatch, capsys, tmp_path):
         (INTERVAL | {"ci_target": 0.01}, True),
         (INTERVAL | {"ci_target": "0.02"}, True),
         (INTERVAL | {"ci_target": 0.009}, False),
+        (INTERVAL | {"ci_target": 0.001, "ci_typical": "0.006"}, True),  # not much wider than most of its run
+        (INTERVAL | {"ci_target": 0.001, "ci_typical": 0.004}, False),
         (INTERVAL | {"ci_target": "", "run_delay": ""}, False),  # a file from before they were kept
         (INTERVAL | {"ci95_low_ms": ""}, None),
         (INTERVAL | {"ci95_low_ms": float("nan")}, None),
@@ -77,7 +81,8 @@ def test_what_stops_at_the_target_is_settled_and_what_stops_at_a_limit_is_not(mo
         return lambda count: np.exp(generator.normal(0, noise, count)).tolist()
 
     monkeypatch.setattr(timing, "cpu_sampler", sampler)
-    settings = Settings(max_rounds=8)
+    monkeypatch.setattr(timing, "CPU_SECONDS", 0.0)
+    settings = Settings(max_rounds=8, ci_target=0.005)
     cells = {case(seq): Timed(run=lambda _: None) for seq in range(16, 56)}
     found = measure(cells, "cpu", settings)
     path = write_run(tmp_path / "a.csv", {one: measurement.rounds for one, measurement in found.items()})
@@ -141,6 +146,55 @@ def test_a_sweep_says_how_many_did_not_settle_and_what_to_type(tmp_path):
         "2 of 2 cells did not settle (marked ~): threads waited for a core up to 83 % of the time, "
         "so another job runs; end it, and type the same command with another --out"
     ]
+
+
+def test_where_most_times_miss_the_target_one_line_says_what_is_typical(tmp_path):
+    """One of nine cells is far noisier: it is marked, as are the first two, since the third makes a width typical."""
+    noises = [0.06, 0.05, 0.07, 0.06, 0.9, 0.05, 0.06, 0.07, 0.05]
+    cells = {case(1024 + i): rounds(2.0, noise=noise) for i, noise in enumerate(noises)}
+    path = write_run(tmp_path / "a.csv", cells)
+    rows = read_file(path).rows()
+    assert [settled(row) for row in rows] == [False, False, True, True, False, True, True, True, True]
+    typical, marked = settled_lines(rows, 20, 10.0, out_typed=True)
+    assert re.fullmatch(
+        r"most times are known to ±[12]\.?\d* % here, the median of 9 cells, and not to the target of 0\.5 %; "
+        r"~ marks what is more than 2 times as wide",
+        typical,
+    )
+    assert marked.startswith("3 of 9 cells did not settle")
+
+
+@pytest.mark.parametrize(("device", "target"), [("cpu", 0.03), ("cuda", 0.005)])
+def test_the_target_is_of_the_device_unless_one_is_typed(device, target):
+    plan = make_plan(Options("fwd", device=device, impl="eager"), device)
+    assert make_settings(plan).target_on(device) == target
+    typed = make_plan(Options("fwd", device=device, impl="eager", target="1.5%"), device)
+    assert make_settings(typed).target_on(device) == pytest.approx(0.015)
+    assert measuring_words(typed.options)[:2] == ["--target", "1.5%"]
+
+
+def test_an_idle_cpu_settles(monkeypatch):
+    """Noise as of two idle cores, 8 % a round and 20 % a sample: cells end by time and not after 20 rounds."""
+    generator = np.random.default_rng(1)
+    now = {"s": 0.0}
+    monkeypatch.setattr(timing, "_warm_up", lambda *args: (3e-4, 3e-4, None))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now["s"])
+    monkeypatch.setattr(timing, "run_delays_s", dict)
+
+    def sampler(*args):
+        def sample(count):
+            times = 0.3 * np.exp(generator.normal(0, 0.08) + generator.normal(0, 0.2, count))
+            now["s"] += times.sum() / 1e3
+            return times.tolist()
+
+        return sample
+
+    monkeypatch.setattr(timing, "cpu_sampler", sampler)
+    found = measure({one: Timed(run=lambda _: None) for one in range(9)}, "cpu", Settings())
+    halves = [half_interval(*median_interval(one.rounds)) for one in found.values()]
+    assert sum(half > one.ci_target for half, one in zip(halves, found.values(), strict=True)) <= 2
+    assert all(sum(map(sum, one.rounds)) > 190 for one in found.values())  # ms
+    assert any(len(one.rounds) > 20 for one in found.values())
 
 
 def test_without_out_no_other_one_is_asked_for(tmp_path):

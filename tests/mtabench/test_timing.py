@@ -23,6 +23,7 @@ CASE = Case("fwd", "eager", Operation.of((4, 3), 16), "fp32", 1, 2, 1, 33, 16, N
 @pytest.fixture(autouse=True)
 def short_warm_up(monkeypatch):
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.05)
+    monkeypatch.setattr(timing, "CPU_SECONDS", 0.0)
 
 
 def sleeping(seconds):
