@@ -80,8 +80,8 @@ def decode(
     dtype: o.Dtype = None, splits: o.Splits = "auto", page_size: o.PageSize = "none", device: o.Device = "auto",
     preset: o.PresetName = None, cells: o.Cells = None, baseline: o.Baseline = None, timer: o.Timer = "auto",
     cache: o.Cache = "cold", rounds: o.Rounds = None, time_limit: o.TimeLimit = None, target: o.Target = None,
-    isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None, gpus: o.Gpus = None, workers: o.Workers = None,
-    scheduler: o.Scheduler = None, on: o.On = None, tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None,
+    isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None, gpus: o.Gpus = None,
+    workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None, tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None,
     tls_key: o.TlsKey = None, out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False,
     plot: o.Plot = True, quiet: o.Quiet = False,
 ) -> None:  # fmt: skip

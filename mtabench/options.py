@@ -149,7 +149,9 @@ PresetName = Annotated[
         "--preset", **_one_of(PRESETS), help="Heads, head dim, conv and seq of mta-300m, mta-550m, mta-830m or mta-1b."
     ),
 ]
-Baseline = Annotated[Text, How(help="What speedups refer to; eager if it is measured.")]
+Baseline = Annotated[
+    Text, How(help="What speedups refer to; eager if it is measured, of plain attention the best library.")
+]
 Timer = Annotated[
     str,
     How(

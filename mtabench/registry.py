@@ -173,6 +173,16 @@ def default_names(pass_: str, device: str, ops: Iterable[str] = USUAL_OPS) -> li
     return list(dict.fromkeys(usual))
 
 
+def libraries(pass_: str, device: str, op: str) -> list[Implementation]:
+    """Other projects' kernels of an operation, the best first: those of every sweep, and what stores scores last."""
+    found = (
+        entry
+        for entry in IMPLEMENTATIONS
+        if entry.yardstick and entry.op == op and pass_ in entry.passes and device in entry.devices
+    )
+    return sorted(found, key=lambda entry: (entry.work == "dense", entry.by_name, -entry.order))
+
+
 def sources() -> dict[str, Source]:
     """What `mtabench inspect` compiles, by name, in order."""
     found = {source for implementation in IMPLEMENTATIONS for source in implementation.sources}

@@ -160,6 +160,12 @@ def unsettled_ratios(cells: pd.DataFrame, baselines: pd.DataFrame, on: Sequence[
     return cells["unsettled"].to_numpy(bool) | np.array([key in loose for key in keys], dtype=bool)
 
 
+def rivals(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of the operations that have speedups, the baseline's own left out."""
+    rated = cells.loc[cells["speedup"].notna(), "op"]
+    return cells[(cells["impl"] != baseline_name(cells)) & cells["op"].isin(set(rated))]
+
+
 def baseline_name(cells: pd.DataFrame) -> str:
     """What the speedups of these cells compare with, or an empty text if there are none."""
     names = [name for name in cells["baseline"].unique() if name]

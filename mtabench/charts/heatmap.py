@@ -14,8 +14,8 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize, TwoSlopeNorm
 from matplotlib.patches import Rectangle
 
 from mtabench.charts.chart import Chart, titled
-from mtabench.charts.data import baseline_name, one_line_each, unsettled_ratios
-from mtabench.charts.findings import called, place, speed, speed_range, subject
+from mtabench.charts.data import baseline_name, one_line_each, rivals, unsettled_ratios
+from mtabench.charts.findings import called, place, speed, speed_range, subject, yardstick
 from mtabench.charts.kinds.speedup import rated
 from mtabench.charts.panels import check_panels, word_of
 from mtabench.charts.style import Look
@@ -60,11 +60,11 @@ def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
     cells = cells.assign(loose_ratio=marks)
     if len(timed[[*down]].drop_duplicates()) < 2:
         return None
-    rivals = cells[(cells["op"] != "attention") & (cells["impl"] != baseline)]
+    compared = rivals(cells)
     others = HEAD_DIM_COLUMNS if down == OPERATION_COLUMNS else OPERATION_COLUMNS
-    groups = rivals.groupby([*others, "impl", "label"])
+    groups = compared.groupby([*others, "impl", "label"])
     check_panels(groups.ngroups)
-    seqs = tuple(sorted(int(seq) for seq in set(rivals["seq"])))
+    seqs = tuple(sorted(int(seq) for seq in set(compared["seq"])))
     maps = [
         _map(f"{shortened(str(label))}, {_words(values)}", down, seqs, group) for (*values, _, label), group in groups
     ]
@@ -80,7 +80,7 @@ def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
     notes = [] if size else ["colours alone: the cells are too narrow for numbers"]
     return Chart(
         titled(cells, _finding(cells, timed), f"speedup by sequence length and {AXES[down]}"),
-        caption(cells, how, [*unsettled_note(cells[cells["op"] != "attention"], UNSETTLED), *notes]),
+        caption(cells, how, [*unsettled_note(cells[cells["op"].isin(set(compared["op"]))], UNSETTLED), *notes]),
         maps,
         partial(_draw, norm=norm, size=size),
         length_label(cells),
@@ -147,7 +147,7 @@ def _draw(axes: Axes, shown: HeatMap, look: Look, norm: Normalize, size: float) 
 
 
 def _finding(cells: pd.DataFrame, timed: pd.DataFrame) -> str:
-    own, baseline = subject(timed), shortened(baseline_name(cells))
+    own, baseline = subject(timed) or yardstick(timed), shortened(baseline_name(cells))
     mine, name = timed[timed["impl"] == own], called(cells, own)
     most = mine[mine["ratio"] == mine["ratio"].max()]
     if len(mine) == 1:

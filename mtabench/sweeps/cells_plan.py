@@ -50,6 +50,7 @@ def make_cells_plan(options: Options, path: Path, device: str | None = None) -> 
     _check_beside(options, path)
     wanted = None if options.impl is None else axes.parse_names(options.impl, "--impl")
     found = _read(path, options.pass_, wanted)  # so that a slip is told before torch is imported to look for the device
+    here = device is None
     options, device = (settle_model if options.pass_ == MODEL else settle)(options, device)
     cases = tuple(replace(case, device=device) for case in found)
     measured = list(dict.fromkeys(case.impl for case in cases))
@@ -57,7 +58,7 @@ def make_cells_plan(options: Options, path: Path, device: str | None = None) -> 
         baseline, notes = find_model_baseline(options.baseline, measured)
         splits = None
     else:
-        baseline, notes = find_baseline(options.baseline, map(registry.implementation_of, cases))
+        baseline, notes = find_baseline(options.baseline, cases, here)
         of_baseline = list(dict.fromkeys(case.splits for case in cases if case.impl == baseline))
         splits = find_baseline_splits(baseline, of_baseline or [None])
     shown = {"device": device, "cells of": str(path), "impl": ", ".join(measured)} | _shown_axes(cases)

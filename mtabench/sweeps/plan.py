@@ -12,7 +12,16 @@ from mtabench.errors import UsageError
 from mtabench.problem import axes
 from mtabench.problem.case import KERNEL_PASSES, Case
 from mtabench.problem.operations import NONE, OPS, PLAIN, Taps, make_operation, mixings, op_of, taps_text
-from mtabench.registry import BASELINE, USUAL_OPS, Implementation, chosen, default_names, every, find, name_of
+from mtabench.registry import (
+    BASELINE,
+    USUAL_OPS,
+    Implementation,
+    chosen,
+    default_names,
+    every,
+    libraries,
+    name_of,
+)
 from mtabench.sweeps.measuring_options import check_measuring, check_seed
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
@@ -156,18 +165,19 @@ def make_plan(options: Options, device: str | None = None) -> Plan:
     `device`, "cuda" or "cpu", is for cells that will not run here; None looks for the one that the options ask for.
     """
     _parse(options, "cpu")  # so that a slip of the fingers is told before torch is imported to look for the device
+    here = device is None
     options, device = settle(options, device)
     given = _parse(options, device)
     for heads in given.heads:
         check_kv_heads(heads, given.kv_heads)
         for mix in given.mixes:
             mixings(mix, heads)
-    baseline, notes = find_baseline(options.baseline, given.impls)
+    cases = tuple(_cases(options, given, device))
+    baseline, notes = find_baseline(options.baseline, cases, here)
     notes += _note_on_pages(baseline, given)
     of_baseline = (_splits_of(impl, options.pass_, given) for impl in given.impls if impl.name == baseline)
     # Its entries that split no keys have one cell each.
     baseline_splits = find_baseline_splits(baseline, max(of_baseline, key=len, default=[None]))
-    cases = tuple(_cases(options, given, device))
     shown = _shown_axes(options, given, device)
     return Plan(options.pass_, device, cases, baseline, baseline_splits, options, shown, notes)
 
@@ -361,18 +371,40 @@ def _head_dims(text: str) -> list[int]:
     return head_dims
 
 
-def find_baseline(name: str | None, impls: Iterable[Implementation]) -> tuple[str | None, tuple[str, ...]]:
-    """What speedups of kernels refer to, and a note if there will be none; `name` if typed. Raises UsageError."""
-    rivals = [impl.name for impl in impls if impl.op != "attention"]
-    name = None if name is None else name_of(name)
-    if name is not None and find(name).op == "attention":
-        raise UsageError(f"--baseline {name} is plain attention, which does less work: a yardstick, not a rival")
-    if name is not None and name not in rivals:
-        raise UsageError(f"--baseline {name} is not measured in this sweep; add it to --impl")
-    if name is None and BASELINE not in rivals:
-        why = f"{BASELINE} is not among --impl, and no --baseline is given"
-        return None, (f"no speedups: {why}",) if rivals else ()
-    return name or BASELINE, ()
+def find_baseline(name: str | None, cases: Sequence[Case], here: bool) -> tuple[str | None, tuple[str, ...]]:
+    """What speedups of these cells of kernels refer to, and a note on those without; `name` if typed.
+
+    Else it is BASELINE, or of plain attention alone the best library kernel, which can run some of them if that is
+    `here`. Raises UsageError for a baseline that is not measured.
+    """
+    ops = {op: list(dict.fromkeys(case.impl for case in cases if case.op == op)) for op in (case.op for case in cases)}
+    if name is not None:
+        name = name_of(name)
+        every(name)
+        if not any(name in names for names in ops.values()):
+            raise UsageError(f"--baseline {name} is not measured in this sweep; add it to --impl")
+    elif set(ops) == {PLAIN}:
+        name = _library(cases, here)
+    elif any(BASELINE in names for names in ops.values()):
+        name = BASELINE
+    if name is None:
+        first = libraries(cases[0].pass_, cases[0].device, PLAIN)[:1] if set(ops) == {PLAIN} else []
+        usual = first[0].name if first else BASELINE
+        return None, (f"no speedups: {usual} is not among --impl, and no --baseline is given",)
+    without = [op for op, names in ops.items() if op != PLAIN and name not in names]
+    return name, (f"no speedups of {' and '.join(without)}, which {name} does not compute",) if without else ()
+
+
+def _library(cases: Sequence[Case], here: bool) -> str | None:
+    """The best library kernel of those that are measured; `here` if it can run some of its cells on this machine."""
+    from mtabench.measuring.readiness import unsupported_reason
+
+    own = [entry.name for entry in libraries(cases[0].pass_, cases[0].device, PLAIN)]
+    measured = {name: cells for name in own if (cells := [case for case in cases if case.impl == name])}
+    runs = (
+        name for name, cells in measured.items() if not here or any(unsupported_reason(one) is None for one in cells)
+    )
+    return next(runs, None) if len(measured) > 1 else next(iter(measured), None)
 
 
 def _note_on_pages(baseline: str | None, given: _Axes) -> tuple[str, ...]:

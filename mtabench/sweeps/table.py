@@ -213,7 +213,7 @@ def settled_lines(rows: Sequence[Row], max_rounds: int, time_limit_s: float, *, 
     if usual is not None:
         typical = [
             f"most times are known to ±{100 * usual:.2g} % here, the median of {len(timed)} cells, and not to the "
-            f"target of {100 * target_of(timed[0]):g} %; {UNSETTLED} marks what is more than {MUCH_WIDER:g} times as wide"
+            f"target of {100 * target_of(timed[0]):g} %; {UNSETTLED} marks more than {MUCH_WIDER:g} times that"
         ]
     if not marked:
         return typical

@@ -8,6 +8,7 @@ from typer.main import get_command
 from mtabench import environment
 from mtabench.cli import app
 from mtabench.errors import UsageError
+from mtabench.measuring import readiness
 from mtabench.measuring.timing import Settings
 from mtabench.registry import default_names, find
 from mtabench.sweeps.estimate import PROCESS_S, RATES, estimate_seconds, shown
@@ -138,6 +139,28 @@ def test_the_baseline():
     assert "no speedups" in without.notes[0]
 
 
+def test_plain_attention_alone_is_compared_with_the_best_library_kernel_that_runs_here(monkeypatch):
+    assert plan(impl="c-tiled,sdpa-math,sdpa-flash,flex").baseline == "sdpa-flash"
+    assert plan(impl="c-tiled,sdpa-math").baseline == "sdpa-math"
+    assert plan(impl="c-tiled,sdpa-flash", baseline="c-tiled").baseline == "c-tiled"
+    names = "sdpa-flash,sdpa-cudnn,flash-attn-3"
+    assert make_plan(Options("fwd", impl=names), "cuda").baseline == "sdpa-cudnn"  # for GPUs that are elsewhere
+    monkeypatch.setattr(
+        readiness, "unsupported_reason", lambda case: "not installed" if case.impl == "sdpa-flash" else None
+    )
+    assert plan(impl="sdpa-math,sdpa-flash").baseline == "sdpa-math"
+    alone = plan(impl="c-tiled")
+    assert alone.baseline is None
+    assert alone.notes == ("no speedups: sdpa-flash is not among --impl, and no --baseline is given",)
+
+
+def test_beside_other_operations_a_plain_baseline_is_one_of_plain_attention():
+    found = plan(seq="64", impl="eager,sdpa-math,sdpa-flash", baseline="sdpa-flash")
+    assert found.notes == ("no speedups of conv-attention, which sdpa-flash does not compute",)
+    (base,) = filter(found.is_baseline, found.cases)
+    assert [case.impl for case in found.cases if case.is_compared_with(base)] == ["sdpa-math", "sdpa-flash"]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -157,7 +180,7 @@ def test_the_baseline():
         ({"impl": "tritn"}, "triton"),
         ({"impl": ""}, "--impl is empty"),
         ({"baseline": "nothing"}, "nothing"),
-        ({"baseline": "sdpa-flash"}, "yardstick"),
+        ({"impl": "eager", "baseline": "sdpa-flash"}, "not measured in this sweep"),
         ({"baseline": "triton"}, "not measured in this sweep"),
         ({"device": "tpu"}, "tpu"),
         ({"timer": "stopwatch"}, "--timer 'stopwatch' is not known"),

@@ -158,7 +158,7 @@ def test_where_most_times_miss_the_target_one_line_says_what_is_typical(tmp_path
     typical, marked = settled_lines(rows, 20, 10.0, out_typed=True)
     assert re.fullmatch(
         r"most times are known to ±[12]\.?\d* % here, the median of 9 cells, and not to the target of 0\.5 %; "
-        r"~ marks what is more than 2 times as wide",
+        r"~ marks more than 2 times that",
         typical,
     )
     assert marked.startswith("3 of 9 cells did not settle")

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 
 from mtabench.charts.chart import Chart, Kind, titled
-from mtabench.charts.data import baseline_name, one_line_each, unsettled_ratios
-from mtabench.charts.findings import called, speed_range, subject, where
+from mtabench.charts.data import baseline_name, one_line_each, rivals, unsettled_ratios
+from mtabench.charts.findings import called, speed_range, subject, where, yardstick
 from mtabench.charts.kinds.time import BANDS
 from mtabench.charts.lines import YAxis, line_chart
 from mtabench.charts.panels import Band, panels, times
@@ -40,15 +40,15 @@ def chart(cells: pd.DataFrame) -> Chart | None:
 
 
 def rated(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of conv attention with a speedup, in `ratio`; the baseline's own are left out."""
-    own = cells[(cells["op"] != "attention") & (cells["impl"] != baseline_name(cells))]
+    """The cells with a speedup, in `ratio`; the baseline's own are left out."""
+    own = rivals(cells)
     timed = own[(own["status"] == "ok") & own["speedup"].notna()]
     return timed.assign(ratio=timed["speedup"])
 
 
 def _finding(cells: pd.DataFrame) -> str:
     mine = rated(cells)
-    own = subject(mine)
+    own = subject(mine) or yardstick(mine)
     mine = mine[mine["impl"] == own]
     if mine.empty:
         return ""
