@@ -81,9 +81,9 @@ def decode(
     preset: o.PresetName = None, cells: o.Cells = None, baseline: o.Baseline = None, timer: o.Timer = "auto",
     cache: o.Cache = "cold", rounds: o.Rounds = None, time_limit: o.TimeLimit = None, target: o.Target = None,
     isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None, gpus: o.Gpus = None,
-    workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None, tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None,
-    tls_key: o.TlsKey = None, out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False,
-    plot: o.Plot = True, quiet: o.Quiet = False,
+    workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None, tls_ca: o.TlsCa = None,
+    tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, out: o.Out = None, resume: o.Resume = False,
+    dry_run: o.DryRun = False, plot: o.Plot = True, quiet: o.Quiet = False,
 ) -> None:  # fmt: skip
     """Time one decode step. Each sequence has one new query and a KV cache of --seq tokens."""
     from mtabench.commands.sweep import run
@@ -123,16 +123,17 @@ def model(
 def verify(
     impl: o.Impl = None, device: o.Device = "auto", seed: o.Seed = None, dtype: o.Dtype = None,
     op: o.CheckedOp = None, conv: o.Conv = None, mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None,
-    gate: o.Gate = None, json: o.PrintJson = False,
+    gate: o.Gate = None, seq: o.Seq = None, head_dim: o.HeadDim = None, kv_heads: o.KvHeads = None,
+    causal: o.IfCausal = None, json: o.PrintJson = False,
 ) -> None:  # fmt: skip
     """Check results, time nothing. Errors against float64, causality, and what else any correct kernel obeys."""
     from mtabench.commands.verify import run
 
     options = Options(
         "verify", impl=impl, device=device, seed=seed, dtype=dtype, op=op, conv=conv, mix=mix, post_conv=post_conv,
-        norm=norm, gate=gate,
+        norm=norm, gate=gate, seq=seq, head_dim=head_dim, kv_heads=kv_heads,
     )  # fmt: skip
-    raise typer.Exit(run(options, json))
+    raise typer.Exit(run(options, causal, json))
 
 
 @app.command("list", rich_help_panel="Measure")

@@ -8,6 +8,7 @@ import platform
 import runpy
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
@@ -15,12 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mtabench
-from mtabench.errors import UsageError
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.git import git, has_changes
 
 MEMORY_LIMITS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
+OWN_CODE = ("mtabench", "kernels", "pyproject.toml")  # of a checkout of this project
+GIT_SECONDS = 20.0  # at most, for what git says
 # NVML's reasons that say a GPU is in trouble: hardware, thermal (by software and by hardware), power brake. A power
 # cap is not among them: it is how a GPU runs under full load.
 THROTTLE_REASONS = 0x08 | 0x20 | 0x40 | 0x80
@@ -118,15 +122,10 @@ def git_state(root: Path) -> tuple[str, bool | None]:
 
     Where there is none, in an image for instance, MTABENCH_GIT_SHA may name the commit; else it is empty.
     """
-    sha = ""
-    if root.samefile(_run("git", "-C", str(root), "rev-parse", "--show-toplevel") or "/"):
-        sha = _run("git", "-C", str(root), "rev-parse", "--verify", "--short=12", "HEAD")
-    if not sha:
-        return os.environ.get("MTABENCH_GIT_SHA", ""), None
-    # What sweeps write into the checkout does not change what is measured.
-    return sha, bool(
-        _run("git", "-C", str(root), "status", "--porcelain", "--", "mtabench", "kernels", "pyproject.toml")
-    )
+    sha, dirty = "", None
+    if root.samefile(_root_of(root) or "/"):
+        sha, dirty = _commit(root, OWN_CODE)
+    return (sha, dirty) if sha else (os.environ.get("MTABENCH_GIT_SHA", ""), None)
 
 
 def git_columns(files: Sequence[Path]) -> dict[str, Any]:
@@ -136,13 +135,34 @@ def git_columns(files: Sequence[Path]) -> dict[str, Any]:
     """
     if not files:
         return {}
-    roots = {_run("git", "-C", str(file.parent), "rev-parse", "--show-toplevel") for file in files}
+    roots = {_root_of(file.parent) for file in files}
     root = roots.pop()
     if roots or not root or any("site-packages" in file.parts for file in files):
         return {"git_sha": "", "git_dirty": None}
-    sha = _run("git", "-C", root, "rev-parse", "--verify", "--short=12", "HEAD")
-    changes = _run("git", "-C", root, "status", "--porcelain", "--", ".", f":(exclude){mtabench.RESULTS}")
-    return {"git_sha": sha, "git_dirty": bool(changes) if sha else None}
+    sha, dirty = _commit(Path(root))
+    return {"git_sha": sha, "git_dirty": dirty}
+
+
+def _root_of(folder: Path) -> str:
+    """The root of the checkout that a folder is in, empty without one; warns where git does not say it."""
+    try:
+        return git(folder, "rev-parse", "--show-toplevel", timeout_s=GIT_SECONDS)
+    except MtabenchError as error:
+        if "owner" in str(error):
+            warnings.warn(f"rows name no commit of {folder}: {error}", stacklevel=3)
+        return ""
+
+
+def _commit(root: Path, paths: Sequence[str] = (".",)) -> tuple[str, bool | None]:
+    """The commit of a checkout, empty without one, and whether these paths of it differ from it, None if unknown."""
+    try:
+        sha = git(root, "rev-parse", "--verify", "--short=12", "HEAD", timeout_s=GIT_SECONDS)
+    except MtabenchError:
+        return "", None
+    try:
+        return sha, has_changes(root, paths, GIT_SECONDS)
+    except MtabenchError:
+        return sha, None
 
 
 def available_memory_bytes(device: str) -> int | None:

@@ -45,7 +45,7 @@ LIGHT_KERNELS = {
 # From the lowest: a module imports its own package, and packages and files of the lines above it here.
 LAYERS = (
     "errors escaping palette processes prose",
-    "ending remembered",
+    "ending git remembered",
     "console environment json_output pages problem",
     "tables",
     "static",

@@ -61,9 +61,10 @@ class CheckedShape:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is checked, where a person says it: entries of one `op`, and steps in the place of those of the shapes.
+    """What is checked, where a person says it: entries of one `op`, and steps and sizes in the place of the shapes'.
 
-    Of each kind of step all values are checked; None leaves those of the shapes. Values are as `axes` parses them.
+    Of each kind all values are checked; None leaves those of the shapes. Values are as `axes` parses them. A shape
+    keeps its number of heads a KV head.
     """
 
     op: str | None = None
@@ -72,6 +73,10 @@ class Asked:
     post_convs: Sequence[Taps | None] | None = None
     norms: Sequence[str] | None = None
     gates: Sequence[str] | None = None
+    head_dims: Sequence[int] | None = None
+    kv_heads: Sequence[int] | None = None
+    seqs: Sequence[int] | None = None
+    causal: bool | None = None
 
     def shapes(self, shapes: Iterable[CheckedShape], op: str) -> list[CheckedShape]:
         """The shapes with these steps, each once; without those whose heads cannot be mixed so, or that are no `op`."""
@@ -81,18 +86,21 @@ class Asked:
             kinds = (
                 [own] if self.convs is None else self.convs, self.mixes or [shape.mix],
                 [shape.post_conv] if self.post_convs is None else self.post_convs, self.norms or [shape.norm],
-                self.gates or [shape.gate],
+                self.gates or [shape.gate], self.head_dims or [shape.head_dim], self.kv_heads or [shape.kv_heads],
+                self.seqs or [shape.seq],
             )  # fmt: skip
-            for conv, mix, post_conv, norm, gate in product(*kinds):
+            for conv, mix, post_conv, norm, gate, head_dim, kv_heads, seq in product(*kinds):
                 taps = conv or (shape.query_taps, shape.key_taps)
                 other = replace(
                     shape, query_taps=taps[0], key_taps=taps[1], convolved=conv is not None, mix=mix,
-                    post_conv=post_conv, norm=norm, gate=gate,
+                    post_conv=post_conv, norm=norm, gate=gate, head_dim=head_dim, kv_heads=kv_heads,
+                    heads=shape.heads // shape.kv_heads * kv_heads, seq=seq,
+                    causal=shape.causal if self.causal is None else self.causal,
                 )  # fmt: skip
                 if all(other.heads % (size or 1) == 0 for size in group_sizes(mix)):
                     operation = other.operation(op)
                     if op_of(operation) == op:
-                        made.setdefault((operation, shape.batch, shape.kv_heads, shape.heads, shape.seq), other)
+                        made.setdefault((operation, other.batch, other.kv_heads, other.heads, other.seq), other)
         return list(made.values())
 
 

@@ -19,6 +19,7 @@ from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
 from mtabench.console import make_console, say
 from mtabench.environment import describe, git_columns
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.git import make_folder
 from mtabench.measuring.readiness import memory_reason, unsupported_reason
 from mtabench.model.devices import rates_of
 from mtabench.prediction.predict import predict, tiles_on, unmodelled
@@ -224,7 +225,7 @@ def _check_folder(folder: Path) -> None:
 
 def _make_folder(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}; give another --out") from error
 

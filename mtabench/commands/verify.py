@@ -22,27 +22,32 @@ from mtabench.problem.operations import PLAIN
 from mtabench.prose import all_or_one, plural
 from mtabench.registry import chosen, every, names
 from mtabench.sweeps.measuring_options import check_seed
-from mtabench.sweeps.plan import CONV_NONE, Options, check_op, is_mta
+from mtabench.sweeps.plan import CONV_NONE, Options, check_op, is_mta, parse_head_dims
 from mtabench.tables import print_lines, print_prose
 
-NOTHING = "nothing was checked: no implementation that was asked for can run here"
+NOTHING = (
+    "nothing was checked: no implementation that was asked for can run here; "
+    "--head-dim, --kv-heads, --seq and --causal choose shapes"
+)
 CHECK_LINE = "{:<17} {:<24} {:<36} {:>8} {:>8}  {}"
 NARROW_LINE = "  {:<24} {:>8} {:>8}  "  # below the name and the shape, on a terminal without room for a CHECK_LINE
 WIDE = 104
 AMOUNT = re.compile(r"(?<=off by )[^\s;,]+|(?<=allowed is )[^\s;,]+|\S+(?= % too)")  # the same fault has many
 
 
-def run(options: Options, as_json: bool) -> int:
+def run(options: Options, causal: bool | None, as_json: bool) -> int:
     """Check implementations and print a line a check, as it ends; WRONG_RESULT if any result is wrong.
+
+    `causal` is that of all shapes, or None for that of each.
 
     Raises UsageError for options that do not fit, and NothingCheckedError where none could run.
     """
     if as_json:
         with others_to_stderr():
-            device, seed, _, found = _checking(options)
+            device, seed, _, found = _checking(options, causal)
             rows = list(found)
         return _print_json(rows, device, seed)
-    console, (_, seed, planned, found) = Console(), _checking(options)
+    console, (_, seed, planned, found) = Console(), _checking(options, causal)
     if planned.interpreted:
         checks = plural(planned.interpreted, "check")
         print_prose(console, f"Triton's interpreter on the CPU runs {checks}, which takes minutes")
@@ -125,9 +130,9 @@ class _Planned(NamedTuple):
     interpreted: int
 
 
-def _checking(options: Options) -> tuple[str, int, _Planned, Iterator[CheckRow]]:
+def _checking(options: Options, causal: bool | None) -> tuple[str, int, _Planned, Iterator[CheckRow]]:
     """The device, the seed, and the checks that were asked for, which are made as they are taken."""
-    impl, dtype, seed, asked = options.impl, options.dtype, check_seed(options.seed), _asked(options)
+    impl, dtype, seed, asked = options.impl, options.dtype, check_seed(options.seed), _asked(options, causal)
     where = resolve_device(options.device)
     let_triton_interpret(where)
     entries = chosen(names() if impl is None else axes.parse_names(impl, "--impl"))
@@ -147,8 +152,8 @@ def _checking(options: Options) -> tuple[str, int, _Planned, Iterator[CheckRow]]
     return where, seed, planned, run_checks(wanted, where, seed, dtypes, asked)
 
 
-def _asked(options: Options) -> Asked:
-    """The operations that are to be checked; raises UsageError as a sweep does for steps that do not fit."""
+def _asked(options: Options, causal: bool | None) -> Asked:
+    """The operations and shapes that are to be checked; raises UsageError as a sweep does for steps that do not fit."""
     check_op(options.op)
     whole = is_mta(options)
     if options.op == PLAIN and options.conv is not None:
@@ -163,6 +168,10 @@ def _asked(options: Options) -> Asked:
         None if options.post_conv is None else axes.parse_optional_convs(options.post_conv, "--post-conv"),
         None if options.norm is None else axes.parse_norms(options.norm),
         None if options.gate is None else axes.parse_gates(options.gate),
+        None if options.head_dim is None else parse_head_dims(options.head_dim),
+        None if options.kv_heads is None else axes.parse_ints(options.kv_heads, "--kv-heads"),
+        None if options.seq is None else axes.parse_ints(options.seq, "--seq"),
+        causal,
     )
 
 

@@ -18,10 +18,11 @@ from rich.live import Live
 from rich.text import Text
 
 import mtabench
-from mtabench.comparing.revisions import Checkout, Revision, clean_environment
+from mtabench.comparing.revisions import Checkout, Revision
 from mtabench.console import say
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.escaping import printable
+from mtabench.git import clean_environment, make_folder
 from mtabench.measuring.kept_ceilings import FILE_NAME
 from mtabench.processes import ending, run_module
 from mtabench.prose import plural
@@ -109,7 +110,7 @@ def process_folder(folder: Path, resume: bool = False) -> Path:
     It is a new one, or with `resume` one that may be there.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=resume)
+        make_folder(folder, exist_ok=resume)
         kept = Path(mtabench.RESULTS, FILE_NAME)
         if kept.exists():
             shutil.copy(kept, folder / FILE_NAME)

@@ -5,9 +5,7 @@ It is a checkout of this project, or one of another whose kernels stand in files
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,13 +13,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mtabench import RESULTS
+from mtabench.environment import OWN_CODE
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.git import git, has_changes
 from mtabench.registry import is_reference, parse_reference
 
-# What a hook of git sets points at one repository, and would do so in every folder.
-NOT_INHERITED = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
-CODE = ("mtabench", "kernels", "pyproject.toml")
 SUITE = Path("mtabench", "__main__.py")  # which only checkouts of this project have
 SHORT = 12
 
@@ -57,7 +53,7 @@ class Checkout:
 def find_checkout(typed: Sequence[str] = ()) -> Checkout:
     """The checkout that the current folder is in, given what --impl names besides names of ours; raises UsageError."""
     try:
-        root = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel"))
+        root = Path(git(Path.cwd(), "rev-parse", "--show-toplevel"))
     except MtabenchError as error:
         raise UsageError(
             f"{Path.cwd()} cannot be used as a git checkout ({error}); run this in a checkout of the project"
@@ -88,7 +84,7 @@ def _inside(root: Path, typed: str) -> Path:
 def resolve(root: Path, name: str, option: str) -> Revision:
     """The commit that a branch, tag or hash names; raises UsageError for one that is not there."""
     try:
-        sha = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        sha = git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     except MtabenchError as error:
         raise UsageError(
             f"{option} {name!r} is no revision of {root}; give a branch, a tag or a commit that "
@@ -127,8 +123,8 @@ def branch_of(root: Path) -> str:
 def working_tree(checkout: Checkout) -> Revision:
     """The checkout as it is now: HEAD, and whether its code differs from it."""
     head = resolve(checkout.root, "HEAD", "--head")
-    code = (*CODE, *map(str, checkout.files)) if checkout.own else (".", f":(exclude){RESULTS}")
-    return Revision(head.sha, "the working tree", bool(_git(checkout.root, "status", "--porcelain", "--", *code)))
+    code = (*OWN_CODE, *map(str, checkout.files)) if checkout.own else (".",)
+    return Revision(head.sha, "the working tree", has_changes(checkout.root, code))
 
 
 @contextmanager
@@ -145,7 +141,7 @@ def folders_of(checkout: Checkout, revisions: Mapping[str, Revision]) -> Iterato
         try:
             for name, found in revisions.items():
                 if not found.dirty:
-                    _git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet",
+                    git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet",
                          str(folders[name]), found.sha)  # fmt: skip
                 for file in checkout.files:
                     if not (folders[name] / file).exists():
@@ -155,31 +151,8 @@ def folders_of(checkout: Checkout, revisions: Mapping[str, Revision]) -> Iterato
         finally:
             for folder in set(folders.values()) - {root}:
                 if folder.exists():
-                    _git(root, "worktree", "remove", "--force", str(folder))
-            _git(root, "worktree", "prune")
-
-
-def clean_environment() -> dict[str, str]:
-    """The environment without what would point git at one repository."""
-    return {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
-
-
-def _git(folder: Path, *words: str) -> str:
-    """What git prints; raises MtabenchError with its last words if it fails."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=clean_environment() | {"LC_ALL": "C"},
-        )
-    except OSError as error:
-        raise MtabenchError(f"git cannot be run: {error.strerror}") from error
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"git ended with exit code {done.returncode}"]
-        raise MtabenchError(lines[-1].removeprefix("fatal: "))
-    return done.stdout.strip()
+                    git(root, "worktree", "remove", "--force", str(folder))
+            git(root, "worktree", "prune")
 
 
 @contextmanager

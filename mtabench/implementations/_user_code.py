@@ -126,6 +126,12 @@ def line_in(error: BaseException, file: Path | None) -> str:
     return _place(traceback.extract_tb(error.__traceback__), file)
 
 
+def was_raised_in(error: BaseException, file: Path | None) -> bool:
+    """Whether a line of a person's own code raised an error, and none of what it calls."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(_place(frames[-1:], file))
+
+
 def _place(frames: Sequence[traceback.FrameSummary], file: Path | None) -> str:
     """The innermost of these frames that is in a person's own code, else an empty text."""
     own = [frame for frame in frames if file and _is_own(Path(frame.filename), file)]

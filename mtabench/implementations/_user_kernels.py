@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mtabench.errors import UnsupportedError, UsageError
 from mtabench.implementations import Closure, Implementation
 from mtabench.implementations._calls import lengths_of, weight_of
-from mtabench.implementations._user_code import Loaded, line_in
+from mtabench.implementations._user_code import Loaded, line_in, was_raised_in
 from mtabench.problem.case import Case
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FORWARD, DECODE = ("causal", "scale"), ("scale",)
 OF_CACHE = ("lengths", "block_table")  # what a decode step may ask for besides
 USUAL_WORK = "tiled"
+REFUSALS = (NotImplementedError, ValueError, AssertionError)
 WORKS = ("dense", "tiled", "staged", "expanded", "banded", "overlapped")
 
 
@@ -188,7 +189,10 @@ def _build(
 
 
 def _told(loaded: Loaded, function: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
-    """Call a person's function; an error says in a note at which of the person's lines."""
+    """Call a person's function; an error says in a note at which of the person's lines.
+
+    Raises UnsupportedError for what the function refuses: an error of REFUSALS that one of its own lines raises.
+    """
     try:
         return function(*tensors, **options)
     except SystemExit as error:
@@ -196,7 +200,10 @@ def _told(loaded: Loaded, function: Callable[..., Any], *tensors: Any, **options
         _note_place(ended, line_in(error, loaded.file))
         raise ended from None
     except Exception as error:
-        _note_place(error, line_in(error, loaded.file))
+        place = line_in(error, loaded.file)
+        if isinstance(error, REFUSALS) and was_raised_in(error, loaded.file):
+            raise UnsupportedError(f"{loaded.name} refuses it: {' '.join(str(error).split()) or place}") from error
+        _note_place(error, place)
         raise
 
 

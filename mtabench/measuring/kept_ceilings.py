@@ -10,6 +10,7 @@ from typing import Any
 
 from mta_kernels.code_cache import write_whole
 from mtabench.errors import UsageError
+from mtabench.git import make_folder
 from mtabench.measuring.ceilings import Ceilings
 
 FILE_NAME = "ceilings.json"
@@ -51,6 +52,7 @@ def keep_ceilings(path: Path, environment: Mapping[str, Any], ceilings: Mapping[
         rates = {name: float(f"{rate:.6g}") for name in RATES if (rate := getattr(found, name)) is not None}
         kept.append(here | {"dtype": dtype} | rates | {"measured_utc": measured})
     try:
+        make_folder(path.parent)
         write_whole(path, (json.dumps(kept, indent=1) + "\n").encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error

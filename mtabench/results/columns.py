@@ -288,7 +288,9 @@ TABLE: tuple[Column, ...] = (
     _environment("triton", "version of Triton, and the GPU that it compiles for where TRITON_OVERRIDE_ARCH names one"),
     _environment("mtabench", "version of mtabench"),
     _environment("git_sha", "revision of the code", Field(fields.optional(fields.revision)), heading="git"),
-    _environment("git_dirty", "whether the code had changes that the revision lacks", FLAG),
+    _environment(
+        "git_dirty", "whether the code had changes, but for what mtabench writes, that the revision lacks", FLAG
+    ),
     Column("repro", "a command line that measures this one cell, in the same way", value=attrgetter("repro"), detail=0),
 )  # fmt: skip
 

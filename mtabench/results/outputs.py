@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mtabench.errors import UsageError
+from mtabench.git import make_folder
 from mtabench.results.lock import FileLock
 
 MARK_BYTES = 2000  # at the head of a file, where a report says that it is one
@@ -99,7 +100,7 @@ def written(path: Path) -> Iterator[BinaryIO]:
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with part.open("xb") as file:
             try:
                 yield file

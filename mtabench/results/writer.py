@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.git import make_folder
 from mtabench.measuring.settled import typical_half
 from mtabench.results.csv_reading import read_csv
 from mtabench.results.lock import FileLock
@@ -75,7 +76,7 @@ class Writer:
         self.path = path
         self.samples_path = samples_path(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             self._lock = FileLock(path)
             self._lock.acquire(command)
         except OSError as error:

@@ -233,7 +233,7 @@ def _parse(options: Options, device: str) -> _Axes:
     norms, gates = axes.parse_norms(texts["norm"]), axes.parse_gates(texts["gate"])
     return _Axes(
         seqs=axes.parse_ints(texts["seq"], "--seq"),
-        head_dims=_head_dims(texts["head_dim"]),
+        head_dims=parse_head_dims(texts["head_dim"]),
         convs=convs,
         mixes=mixes,
         post_convs=post_convs,
@@ -363,7 +363,8 @@ def _splits_of(impl: Implementation, pass_: str, given: _Axes) -> Sequence[int |
     return given.splits if pass_ == "decode" and impl.splits_used else [None]
 
 
-def _head_dims(text: str) -> list[int]:
+def parse_head_dims(text: str) -> list[int]:
+    """The head dims in a list such as "64,128"; raises UsageError for one out of range."""
     head_dims = axes.parse_ints(text, "--head-dim")
     for head_dim in head_dims:
         if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM:

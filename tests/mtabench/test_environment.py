@@ -1,14 +1,24 @@
 """Where a measurement runs."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
+from written_runs import case, rounds, write_run
 
 from mtabench import environment
+from mtabench.dashboard.site import write_site
 from mtabench.errors import UsageError
+from mtabench.git import BEGINNINGS
+from mtabench.measuring.ceilings import Ceilings
+from mtabench.measuring.kept_ceilings import keep_ceilings
+from mtabench.pages.page import GENERATOR
+from mtabench.report.markdown import MARK
+from mtabench.results.lock import FileLock
+from mtabench.results.results_file import COLUMNS, SAMPLE_COLUMNS
 
-COLUMNS = {"device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty"}
+KNOWN = {"device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty"}
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
@@ -28,7 +38,7 @@ def test_a_gpu_is_taken_if_there_is_one(monkeypatch):
 
 def test_description_of_a_cpu():
     found = environment.describe("cpu")
-    assert set(found) >= COLUMNS | {"python", "platform", "cpu"}
+    assert set(found) >= KNOWN | {"python", "platform", "cpu"}
     assert found["device"] == found["cpu"] != ""
     assert found["torch"] == torch.__version__
     assert found["driver"] == found["cuda"] == ""
@@ -60,6 +70,71 @@ def test_revision_of_a_checkout(tmp_path):
     assert environment.git_state(tmp_path) == (sha, True)
     # An installed package lies within someone else's checkout, perhaps: that is not its revision.
     assert environment.git_state(tmp_path / "mtabench") == ("", None)
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A committed project of somebody's, with a file of kernels in a subfolder."""
+    root = tmp_path / "project"
+    (root / "kernels").mkdir(parents=True)
+    (root / "kernels/mine.py").write_text("a")
+    git(root, "init")
+    git(root, "add", ".")
+    git(root, "commit", "-m", "a")
+    return root
+
+
+def is_dirty(project):
+    return environment.git_columns([project / "kernels/mine.py"])["git_dirty"]
+
+
+def test_what_mtabench_writes_makes_no_project_dirty(project, monkeypatch):
+    monkeypatch.chdir(project / "kernels")
+    for path in (Path("mtabench-results/fwd.csv"), Path("run.csv"), Path("../history/fwd.csv")):
+        write_run(path, {case(): rounds(2.0)})
+        Path(f"{path.with_suffix('')}-charts").mkdir()
+        Path(f"{path.with_suffix('')}-charts/fwd-time.svg").write_text("<svg/>")
+    keep_ceilings(Path("ceilings.json"), environment.describe("cpu"), {"fp32": Ceilings(10.0, 0.1, 12.0)})
+    FileLock(Path("run.csv")).acquire("a sweep")
+    Path("run-report.html").write_text(f"<!doctype html>\n{GENERATOR}")
+    Path("run-report.md").write_text(f"{MARK}\n")
+    write_site(Path("../site"), {"index.html": "a page"})
+    assert is_dirty(project) is False
+    assert Path("mtabench-results/.gitignore").read_text().endswith("*\n")
+    git(project / "history", "init")  # a checkout of a branch of results, as a workflow has one
+    assert is_dirty(project) is False
+    assert BEGINNINGS[:2] == (",".join(COLUMNS[:2]).encode() + b",", ",".join(SAMPLE_COLUMNS).encode())
+    for foreign in ("notes.csv", "../history/tool.py", "run-charts/helper.py"):
+        Path(foreign).write_text("code")
+        assert is_dirty(project) is True
+        Path(foreign).unlink()
+    assert is_dirty(project) is False
+
+
+def test_no_configuration_hides_a_change(project):
+    git(project, "config", "status.showUntrackedFiles", "no")
+    git(project, "config", "diff.ignoreSubmodules", "all")
+    git(project, "-c", "protocol.file.allow=always", "submodule", "add", str(project), "part")
+    git(project, "commit", "-m", "b")
+    assert is_dirty(project) is False
+    (project / "part/kernels/mine.py").write_text("b")
+    assert is_dirty(project) is True
+    git(project / "part", "checkout", ".")
+    assert is_dirty(project) is False
+    (project / "more.py").write_text("b")
+    assert is_dirty(project) is True
+
+
+def test_a_hook_of_another_project_gives_no_row_its_commit(project, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init")
+    git(other, "commit", "--allow-empty", "-m", "other")
+    expected = environment.git_columns([project / "kernels/mine.py"])
+    for name, value in (("GIT_DIR", other / ".git"), ("GIT_WORK_TREE", other), ("GIT_INDEX_FILE", other / "index")):
+        monkeypatch.setenv(name, str(value))
+        assert environment.git_columns([project / "kernels/mine.py"]) == expected
+    assert expected["git_sha"]
 
 
 def test_revision_without_a_checkout(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Functions of a person's own on the command line: names, mistakes, strangers' results, packages, sweeps and gates."""
 
 import csv
+import json
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from mtabench.checking.verify import CheckedShape
 from mtabench.implementations import _user_code
 from mtabench.registry import chosen, name_of, typed_as
 from mtabench.report.data import COMMAND
+from mtabench.results.results_file import read_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -255,6 +257,35 @@ def test_verify_says_what_is_right_and_what_was_not_checked(mtabench, tmp_path, 
     assert code == 4
     assert "(own_kernels.py, line" not in out
     assert "(own.py, line" in out
+
+
+def test_a_kernel_of_some_shapes_is_verified_at_those_and_refuses_others(mtabench, tmp_path, monkeypatch):
+    shapes = (CheckedShape(1, 4, 2, 17, 16, 3, 3), CheckedShape(2, 2, 2, 9, 16, 3, 3, causal=False))
+    monkeypatch.setattr(verify, "SHAPES", {"cpu": shapes})
+    monkeypatch.setattr(verify, "LONG_SHAPES", {"cpu": shapes[:1], "interpreter": shapes[:1]})
+    shutil.copy(OWN, tmp_path / "own.py")
+    words = ("--impl", "own.py:of_head_dim_64", "--device", "cpu")
+    code, out, err = mtabench("verify", *words)
+    assert code == 5
+    assert "not checked: own:of_head_dim_64 refuses it: causal heads of 64 alone, not 16" in " ".join(out.split())
+    assert "--head-dim, --kv-heads, --seq and --causal choose shapes" in err
+    code, out, _ = mtabench("verify", *words, "--head-dim", "64", "--causal", "--seq", "12,18", "--json")
+    assert code == 0
+    found = json.loads(out)["data"]
+    assert {check["shape"] for check in found["checks"]} == {
+        f"fp{n} 2 x 2 x {m} x 64" for n in (16, 32) for m in (12, 18)
+    }
+    assert "refuses it" in found["not_checked"][0]["reason"]  # two heads a KV head
+    code, out, _ = mtabench("verify", *words, "--head-dim", "64", "--causal", "--kv-heads", "3", "--json")
+    assert {check["shape"] for check in json.loads(out)["data"]["checks"]} == {
+        "fp16 2 x 3 x 9 x 64",
+        "fp32 2 x 3 x 9 x 64",
+    }
+    code, _, err = mtabench("verify", *words, "--fuzz", "1", "--seq", "12")
+    assert (code, "leave out --seq or --fuzz" in err) == (2, True)
+    mtabench("fwd", *words, *TINY, "--out", "a.csv")
+    (row,) = read_file(tmp_path / "a.csv").rows()
+    assert (row["status"], "refuses it" in row["reason"]) == ("unsupported", True)
 
 
 def make_project(tmp_path, sleep=0.0):
