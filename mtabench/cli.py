@@ -123,7 +123,7 @@ def model(
 def verify(
     impl: o.Impl = None, device: o.Device = "auto", seed: o.Seed = None, dtype: o.Dtype = None,
     op: o.CheckedOp = None, conv: o.Conv = None, mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None,
-    gate: o.Gate = None, seq: o.Seq = None, head_dim: o.HeadDim = None, kv_heads: o.KvHeads = None,
+    gate: o.Gate = None, seq: o.Seq = None, head_dim: o.HeadDim = None, kv_heads: o.CheckedKvHeads = None,
     causal: o.IfCausal = None, json: o.PrintJson = False,
 ) -> None:  # fmt: skip
     """Check results, time nothing. Errors against float64, causality, and what else any correct kernel obeys."""

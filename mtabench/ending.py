@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import getpass
 import io
 import os
 import re
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from select import POLLERR, poll
@@ -24,12 +26,24 @@ STOPPED = 130  # by Ctrl-C or SIGTERM
 JUDGES = ("ab", "compare", "inspect", "noise", "verify")  # their exit codes say what they found, once they have ended
 
 
+def _name_the_account() -> None:
+    """Give an account without a name or a home, as containers have them, what PyTorch and Triton look for."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # which of them depends on Python's version
+        os.environ["LOGNAME"] = f"uid-{os.getuid()}"
+    if os.path.expanduser("~") == "~":
+        os.environ["HOME"] = os.path.join(tempfile.gettempdir(), f"home-{os.getuid()}")
+
+
 def run_and_exit(command: Callable[[], Any]) -> NoReturn:
     """Run a Typer command, whose result is the exit code; an error that a person can act on is one sentence."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # what the terminal's encoding lacks is shown as its number
         sys.stdout.reconfigure(errors="backslashreplace")
     if os.environ.get("COLUMNS") == "0":  # not known, says whoever set it; Rich would print nothing at all
         del os.environ["COLUMNS"]
+    os.environ["MPLBACKEND"] = "agg"  # that of a notebook is not installed here, and nothing is shown on a screen
+    _name_the_account()
     with _noting_stops() as stops:
         try:
             code = command()

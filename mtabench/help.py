@@ -14,6 +14,12 @@ from mtabench.errors import near_names
 from mtabench.options import COMMANDS, PANELS
 
 WIDTH = 80
+# Options of lists: given several times, all count.
+LISTS = frozenset((
+    "--attention", "--batch", "--conv", "--dtype", "--formats", "--gate", "--head-dim", "--heads", "--impl", "--kernel",
+    "--kind", "--mix", "--mode", "--norm", "--page-size", "--pass", "--post-conv", "--preset", "--seq", "--splits",
+    "--theme", "--tools",
+))  # fmt: skip
 NAMES = 26  # columns of an option's name; a longer one has a line of its own
 
 
@@ -38,13 +44,34 @@ class _Helpful:
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer's; an error says of which command it is, so that its help can be named, and which have an option."""
         try:
-            return super().parse_args(ctx, args)  # type: ignore[misc]
+            return super().parse_args(ctx, _joined(self.params, args))  # type: ignore[misc]
         except Exception as error:
             if getattr(error, "ctx", ctx) is None:
                 error.ctx = ctx  # type: ignore[attr-defined]
             if hasattr(error, "possibilities"):
                 _say_where(error, ctx)
             raise
+
+
+def _joined(params: Sequence[Any], args: Sequence[str]) -> list[str]:
+    """What was typed, with the lists of an option that was given several times in its first place.
+
+    Of any other option given twice the last counts.
+    """
+    lists = LISTS & {name for param in params for name in param.opts if not getattr(param, "multiple", False)}
+    joined: list[str] = []
+    places: dict[str, int] = {}
+    words = iter(args)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name not in lists or (not equals and (value := next(words, "")) == ""):
+            joined.append(word)
+        elif name in places:
+            joined[places[name]] += f",{value}"
+        else:
+            joined += [name, value]
+            places[name] = len(joined) - 1
+    return joined
 
 
 class Command(_Helpful, TyperCommand):

@@ -134,6 +134,9 @@ Batch = Annotated[Text, Shape(help="Batch sizes.")]
 Tokens = Annotated[Text, Shape(help="Tokens in a batch, such as 16k: batch = tokens / seq.")]
 Heads = Annotated[Text, Shape(help="Numbers of query heads.")]
 KvHeads = Annotated[Text, Shape(help="Number of KV heads; divides --heads, and is the same if not given.")]
+CheckedKvHeads = Annotated[
+    Text, Shape("--kv-heads", help="KV heads, such as 2,8; each serves as many query heads as it did.")
+]
 Dtype = Annotated[Text, Shape(**_some_of(lambda: DTYPES), help="One or more of fp16,bf16,fp32.")]
 Causal = Annotated[bool, Shape("--causal/--no-causal", help="Whether a query sees only the past.")]
 Splits = Annotated[

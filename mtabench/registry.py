@@ -26,6 +26,7 @@ from mtabench.implementations._user_code import (
     parse_reference,
 )
 from mtabench.implementations._user_kernels import implementation_from
+from mtabench.problem.axes import parse_names
 from mtabench.problem.case import Case
 from mtabench.static.sources import Source
 
@@ -143,8 +144,8 @@ def _keep(loaded: Loaded) -> str:
 
 def load_again(typed: str | None) -> None:
     """In another process of a sweep: load what its --impl loads, if anything; raises UsageError as `chosen`."""
-    for text in typed.split(",") if typed else ():
-        name_of(text.strip())
+    for text in parse_names(typed, "--impl") if typed else ():
+        name_of(text)
 
 
 def typed_as(name: str) -> str:

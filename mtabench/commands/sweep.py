@@ -135,8 +135,9 @@ def _draw_at_end(console: Console, path: Path) -> bool:
     try:
         for chart in draw([path], charts_folder(path)):
             say(console, f"chart: {chart}")
-    except MtabenchError as error:
-        say(console, f"no charts: {error}")
+    except Exception as error:
+        kind = "" if isinstance(error, MtabenchError) else f"{type(error).__name__}: "
+        say(console, f"no charts: {kind}{' '.join(str(error).split())}")
         return False
     return True
 

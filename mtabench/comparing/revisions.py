@@ -100,7 +100,7 @@ def past(root: Path, commits: str) -> list[tuple[Revision, datetime]]:
     """
     words = ("log", "--first-parent", "--format=%H %ct", "--end-of-options", commits, "--")
     try:
-        found = [line.split() for line in _git(root, *words).splitlines()]
+        found = [line.split() for line in git(root, *words).splitlines()]
     except MtabenchError as error:
         raise UsageError(
             f"{commits!r} is no range of commits of {root} ({error}); give one as v1.0..main or HEAD~20.. "
@@ -114,7 +114,7 @@ def past(root: Path, commits: str) -> list[tuple[Revision, datetime]]:
 
 def branch_of(root: Path) -> str:
     """The branch that is checked out; raises UsageError if none is."""
-    branch = _git(root, "branch", "--show-current")
+    branch = git(root, "branch", "--show-current")
     if not branch:
         raise UsageError(f"{root} has no branch checked out; type git switch main")
     return branch
@@ -138,11 +138,13 @@ def folders_of(checkout: Checkout, revisions: Mapping[str, Revision]) -> Iterato
     root = checkout.root
     with _terminated_as_exit(), tempfile.TemporaryDirectory(prefix="mtabench-") as parent:
         folders = {name: root if found.dirty else Path(parent, name) for name, found in revisions.items()}
+        parts: list[Path] = []
         try:
             for name, found in revisions.items():
                 if not found.dirty:
                     git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet",
                          str(folders[name]), found.sha)  # fmt: skip
+                    _add_submodules(root, folders[name], found, parts)
                 for file in checkout.files:
                     if not (folders[name] / file).exists():
                         what = "mtabench" if file == SUITE else file
@@ -152,7 +154,32 @@ def folders_of(checkout: Checkout, revisions: Mapping[str, Revision]) -> Iterato
             for folder in set(folders.values()) - {root}:
                 if folder.exists():
                     git(root, "worktree", "remove", "--force", str(folder))
-            git(root, "worktree", "prune")
+            for one in (root, *dict.fromkeys(parts)):
+                git(one, "worktree", "prune")
+
+
+def _add_submodules(root: Path, folder: Path, revision: Revision, parts: list[Path]) -> None:
+    """Fill the submodules of a worktree from those of the checkout, which `parts` gets; those that lack there stay so.
+
+    Raises UsageError for a commit that the checkout's submodule does not have.
+    """
+    if not (folder / ".gitmodules").exists():
+        return
+    entries = [entry.partition("\t") for entry in git(folder, "ls-files", "--stage", "-z").split("\0")]
+    for facts, _, path in (entry for entry in entries if entry[0].startswith("160000 ")):
+        sha, there = facts.split()[1], root / path
+        if not (there / ".git").exists():
+            continue
+        try:
+            git(there, "cat-file", "-e", f"{sha}^{{commit}}")
+        except MtabenchError:
+            raise UsageError(
+                f"{revision.words} has the submodule {path} at {sha[:SHORT]}, which is not here; type "
+                f"git -C {there} fetch origin {sha}"
+            ) from None
+        parts.append(there)
+        git(there, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(folder / path), sha)
+        _add_submodules(there, folder / path, revision, parts)
 
 
 @contextmanager

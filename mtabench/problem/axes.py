@@ -161,8 +161,15 @@ def parse_page_sizes(text: str) -> list[int | None]:
 
 
 def parse_names(text: str, what: str) -> list[str]:
-    """The comma-separated names in `text`, in order, each once; raises UsageError for an empty one."""
-    return list(dict.fromkeys(_parts(text, what, "expected names separated by commas, such as eager,triton")))
+    """The comma-separated names in `text`, in order, each once; raises UsageError for an empty one.
+
+    A path of a file `.py` may have commas in the names of its folders.
+    """
+    names: list[str] = []
+    for part in _parts(text, what, "expected names separated by commas, such as eager,triton"):
+        begun = bool(names) and "/" in names[-1] and ".py" not in names[-1]
+        names[-1:] = [f"{names[-1]},{part}"] if begun else [*names[-1:], part]
+    return list(dict.fromkeys(names))
 
 
 def parse_dtypes(text: str) -> list[str]:

@@ -27,12 +27,13 @@ _PLAIN = bytes(range(0x20, 0x7F)) + b"\r\n"
 class CsvFile:
     """The header of a file and its records, one a line; `rest` is what comes after the last whole line, and left out.
 
-    `records` is read once; the first is in line 2 of the file. Empty header: the file has no whole line.
+    `records` is read once; the first is in line `first` of the file. Empty header: the file has no whole line.
     """
 
     header: list[str]
     records: Iterator[list[str]]
     rest: bytes
+    first: int = 2
 
     @property
     def torn(self) -> bool:
@@ -44,16 +45,19 @@ class CsvFile:
         return self.header == list(columns) if self.header else ",".join(columns).encode().startswith(self.rest)
 
 
-def read_csv(path: Path, most_bytes: int, most_records: int) -> CsvFile:
+def read_csv(path: Path, most_bytes: int, most_records: int, ends_in_text: bool = False) -> CsvFile:
     """Read a CSV file in UTF-8, with or without a byte order mark; in every field what is not printable is visible.
 
-    One whose name ends in .gz is decompressed, within the same bounds.
+    One whose name ends in .gz is decompressed, within the same bounds. Empty lines at its end do not count. A last line
+    without its end was cut off, unless it `is_whole` and the file's last field `ends_in_text`: an editor saved it so.
 
     Raises UsageError, here or from `records`, for what is no such file or larger than the bounds.
     """
     content = _content(path, most_bytes)
+    if ends_in_text and is_whole(content):
+        content += b"\n"
     whole = content[: content.rfind(b"\n") + 1]
-    records = _records(path, whole, most_records + 1)
+    records = _records(path, whole.rstrip(b"\r\n") + b"\n" if whole.strip() else whole, most_records + 1)
     header = next(records, [])
     if whole and not header:
         raise UsageError(f"cannot read {path} as a CSV file: its first line is empty; expected the names of columns")
@@ -70,9 +74,11 @@ def read_json_lines(path: Path, most_bytes: int, most_records: int) -> CsvFile:
 
     Raises UsageError as `read_csv`, and for a line that is no object with these names, or has a value of several parts.
     """
-    content = _content(path, most_bytes)
+    content = _content(path, most_bytes).removeprefix(b"\xef\xbb\xbf")
+    if content.endswith(b"}"):
+        content += b"\n"
     whole = content[: content.rfind(b"\n") + 1]
-    objects = _objects(path, whole, most_records)
+    objects = _objects(path, whole.rstrip(), most_records)
     first = next(objects, {})
     if len(first) > MOST_COLUMNS:
         raise UsageError(f"{path} has {len(first)} columns; expected at most {MOST_COLUMNS}")
@@ -84,7 +90,24 @@ def read_json_lines(path: Path, most_bytes: int, most_records: int) -> CsvFile:
                 raise UsageError(f"line {number} of {path} has other names than its first line")
             yield [_as_text(path, number, one[name]) for name in first]
 
-    return CsvFile(header, records(), content[len(whole) :])
+    return CsvFile(header, records(), content[len(whole) :], first=1)
+
+
+def is_whole(content: bytes) -> bool:
+    """Whether the last line of a CSV file lacks its end alone: it has all fields, and ends as the line before.
+
+    The last field of a results file is a command. Commands of one sweep end in the same words.
+    """
+    head, *others, last = b"", *content.split(b"\n")
+    if not others:
+        return False
+    head, *others = others
+    try:
+        header, fields = (next(csv.reader([line.decode()], strict=True), []) for line in (head, last))
+    except (csv.Error, UnicodeDecodeError):
+        return False
+    alike = not others or others[-1].strip().rsplit(b" ")[-1] == last.rsplit(b" ")[-1]
+    return 1 < len(header) == len(fields) and alike
 
 
 def _objects(path: Path, content: bytes, most: int) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""One writer a file: an exclusive lock on `.NAME.lock` beside it, which says who holds it."""
+"""One writer a file: an exclusive lock on `.NAME.lock` beside it, which says who holds it.
+
+Where the file system has no locks, that a process of this name runs is taken for one.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import errno
 import fcntl
 import json
 import os
+import platform
 from datetime import UTC, datetime
 from pathlib import Path
 
 from mtabench.errors import UsageError
+
+# What file systems without locks answer: Lustre as it is mounted by default, and some NFS.
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class FileLock:
@@ -68,7 +75,12 @@ class FileLock:
             finally:
                 if self._descriptor is None:
                     os.close(descriptor)
-        holder = {"pid": os.getpid(), "command": command, "since": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
+        holder = {
+            "pid": os.getpid(),
+            "host": platform.node(),
+            "command": command,
+            "since": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        }
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
 
@@ -82,9 +94,16 @@ class FileLock:
     def _take(self, descriptor: int, kind: int) -> None:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
+            if not isinstance(error, BlockingIOError) and error.errno not in NO_LOCKS:
+                raise
+            locks = isinstance(error, BlockingIOError)
+            if not locks and not _may_be_held(descriptor):
+                return
+            ended = "" if locks else f" (this file system has no locks: if it has ended, remove {self._side_file})"
             raise UsageError(
-                f"{self._path} is being written by {_holder(descriptor)}; wait for it to end, or give another --out"
+                f"{self._path} is being written by {_holder(descriptor)}; wait for it to end{ended}, or give "
+                "another --out"
             ) from None
 
     def _is_current(self, descriptor: int) -> bool:
@@ -93,6 +112,20 @@ class FileLock:
             return os.path.samestat(os.fstat(descriptor), os.stat(self._side_file))
         except FileNotFoundError:
             return False
+
+
+def _may_be_held(descriptor: int) -> bool:
+    """Where a file system has no locks: whether the side file names a process that may still run."""
+    try:
+        holder = json.loads(os.pread(descriptor, 4096, 0))
+        if holder["host"] == platform.node():
+            os.kill(holder["pid"], 0)
+            return bool(holder["pid"] != os.getpid())
+    except (ValueError, KeyError, TypeError, ProcessLookupError):  # an empty file: nobody wrote into it yet
+        return False
+    except PermissionError:  # a process of another account
+        return True
+    return True
 
 
 def _holder(descriptor: int) -> str:

@@ -71,11 +71,11 @@ def _is_stream(path: Path) -> bool:
 
 
 def write_text(path: Path, text: str | bytes) -> None:
-    """Write a text to a file that takes the place of `path`, or to a pipe; raises UsageError if that fails."""
+    """Write a text to a file that takes the place of `path`, of what it links to, or to a pipe; raises UsageError."""
     if _is_stream(path):
         append_text(path, text)
         return
-    with written(path) as file:
+    with written(path.resolve()) as file:
         file.write(_encoded(text))
 
 

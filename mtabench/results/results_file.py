@@ -1,7 +1,7 @@
 """The results file: one CSV row a cell, raw samples beside it, and how it is read. Its columns: columns.py.
 
-A file may come from a stranger: what is read is bounded, checked column by column, and printable. A line that does not
-end in a newline was cut off by a kill and is dropped. How it is written: writer.py.
+A file may come from a stranger: what is read is bounded, checked column by column, and printable. A last line
+that lacks fields was cut off by a kill and is dropped. How it is written: writer.py.
 """
 
 from __future__ import annotations
@@ -121,7 +121,10 @@ def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
     with anything in a field that does not belong there; `with_rows` also for one without rows.
     """
     path = Path(path)
-    file = (read_json_lines if path.suffix == JSON_LINES else read_csv)(path, MOST_BYTES, MOST_ROWS)
+    if path.suffix == JSON_LINES:
+        file = read_json_lines(path, MOST_BYTES, MOST_ROWS)
+    else:
+        file = read_csv(path, MOST_BYTES, MOST_ROWS, ends_in_text=True)
     if not file.header and not file.begins(COLUMNS):
         raise UsageError(f"{path} is not a results file of mtabench: it has no whole line")
     header = file.header or COLUMNS
@@ -134,10 +137,10 @@ def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
     texts = map(list, zip(*file.records, strict=True))
     columns = {name: next(texts, []) for name in header}
     columns |= {name: [""] * len(columns["schema_version"]) for name in LATER_COLUMNS if name not in columns}
-    _check_version(path, columns["schema_version"])
+    _check_version(path, columns["schema_version"], file.first)
     for column in TABLE:
         if column.field.check:
-            columns[column.name] = _checked(path, column.name, columns[column.name], column.field.check)
+            columns[column.name] = _checked(path, file.first, column.name, columns[column.name], column.field.check)
     if with_rows and not columns["schema_version"]:
         raise UsageError(f"{path} is empty: it has no rows")
     _fill_splits(columns)
@@ -182,8 +185,8 @@ def frame(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
     return table[list(COLUMNS)]
 
 
-def _check_version(path: Path, versions: Sequence[str]) -> None:
-    for number, version in enumerate(versions, start=2):
+def _check_version(path: Path, versions: Sequence[str], first: int) -> None:
+    for number, version in enumerate(versions, start=first):
         if version != str(SCHEMA_VERSION):
             raise UsageError(
                 f"{path} has schema version {version[:20] or '(none)'} in line {number}, "
@@ -191,14 +194,14 @@ def _check_version(path: Path, versions: Sequence[str]) -> None:
             )
 
 
-def _checked(path: Path, name: str, texts: Sequence[str], check: Check) -> list[str]:
+def _checked(path: Path, first: int, name: str, texts: Sequence[str], check: Check) -> list[str]:
     """The texts of a column as mtabench writes them; each that stands there is checked once."""
     found = dict.fromkeys(texts, "")
     for text in found:
         try:
             found[text] = check(text)
         except ValueError as error:
-            line, there = texts.index(text) + 2, quoted(text) if text else "nothing"
+            line, there = texts.index(text) + first, quoted(text) if text else "nothing"
             raise UsageError(f"line {line} of {path} has {there} in the column {name}; expected {error}") from None
     return list(map(found.__getitem__, texts))
 

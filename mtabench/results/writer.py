@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.git import make_folder
 from mtabench.measuring.settled import typical_half
-from mtabench.results.csv_reading import read_csv
+from mtabench.results.csv_reading import is_whole, read_csv
 from mtabench.results.lock import FileLock
 from mtabench.results.outputs import check_folder, written
 from mtabench.results.results_file import (
@@ -88,7 +88,7 @@ class Writer:
             self._again = set(again)
             self.done = {key: row for row in _check_file(path, resume) if (key := key_of_row(row)) not in self._again}
             for file, columns in zip(self._files.values(), (COLUMNS, SAMPLE_COLUMNS), strict=True):
-                _prepare(file.real)
+                _prepare(file.real, columns)
                 file.begin(columns)
         except BaseException:
             self.close()
@@ -231,13 +231,17 @@ def _remove(path: Path, keys: Collection[Key]) -> None:
         file.write(csv_text([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)]).encode())
 
 
-def _prepare(path: Path) -> None:
-    """Cut off a torn last line."""
+def _prepare(path: Path, columns: Sequence[str]) -> None:
+    """Cut off a torn last line and empty ones."""
     try:
         with path.open("ab+") as file:
             file.seek(0)
             content = file.read()
-            file.truncate(content.rfind(b"\n") + 1)
+            kept = content if columns is COLUMNS and is_whole(content) else content[: content.rfind(b"\n") + 1]
+            kept = kept.rstrip(b"\r\n")
+            if content != kept + b"\n":  # cut off, or saved by an editor
+                file.truncate(len(kept))
+                file.write(b"\n" if kept else b"")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error
 

@@ -148,6 +148,8 @@ def test_what_is_no_element_type_is_told_which_there_are(text):
 
 def test_names():
     assert parse_names("eager, triton,eager", "--impl") == ["eager", "triton"]
+    paths = ["new=./a,b/c,d/mine.py:attention", "/x,y/z.py:attention", "./z.py"]
+    assert parse_names(f"eager,{','.join(paths)},triton", "--impl") == ["eager", *paths, "triton"]
     with pytest.raises(UsageError, match="--impl"):
         parse_names("eager,,triton", "--impl")
 

@@ -13,6 +13,7 @@ from hostile_cells import TEXTS, poison
 from written_runs import case, rounds, write_run
 
 from mtabench.results.results_file import COLUMNS, read_file, read_results
+from mtabench.results.writer import Writer
 
 CELLS = {
     case(1024): rounds(2.0),
@@ -165,6 +166,46 @@ def test_an_existing_file_is_replaced_when_asked(mtabench, path, tmp_path):
     (tmp_path / "there.md").write_text("old")
     assert mtabench("export", "a.csv", "--out", "there.md", "--overwrite")[0] == 0
     assert (tmp_path / "there.md").read_text().startswith("forward, fp32")
+
+
+def test_what_a_link_names_is_replaced_and_the_link_stays(mtabench, path, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/there.md").write_text("old")
+    (tmp_path / "link.md").symlink_to("folder/there.md")
+    assert mtabench("export", "a.csv", "--out", "link.md")[0] == 2
+    assert mtabench("export", "a.csv", "--out", "link.md", "--overwrite")[0] == 0
+    assert (tmp_path / "link.md").is_symlink()
+    assert (tmp_path / "folder/there.md").read_text().startswith("forward, fp32")
+
+
+@pytest.mark.parametrize("as_saved", [
+    lambda text: b"\xef\xbb\xbf" + text,
+    lambda text: text.replace(b"\n", b"\r\n"),
+    lambda text: text.rstrip(b"\n"),
+    lambda text: text + b"\r\n\n",
+], ids=["mark", "crlf", "no end", "empty lines"])  # fmt: skip
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_files_are_read_as_other_editors_save_them(mtabench, path, tmp_path, suffix, as_saved):
+    expected = read_file(path).rows()
+    mtabench("export", "a.csv", "--format", "jsonl", "--out", "a.jsonl")
+    source = path.with_suffix(suffix)
+    source.write_bytes(as_saved(source.read_bytes()))
+    file = read_file(source)
+    assert not file.torn
+    assert [row["repro"] for row in file.rows()] == [row["repro"] for row in expected]
+    if suffix == ".csv":  # a sweep goes on behind the last row
+        with Writer(source, resume=True) as writer:
+            assert len(writer.done) == len(expected)
+            writer.write([row | {"seq": "7"} for row in expected[:1]])
+        assert len(read_file(source).rows()) == len(expected) + 1
+
+
+def test_an_error_in_json_lines_names_its_line(mtabench, path, tmp_path):
+    mtabench("export", "a.csv", "--format", "jsonl", "--out", "a.jsonl")
+    lines = (tmp_path / "a.jsonl").read_text().splitlines(keepends=True)
+    lines[1] = lines[1].replace('"pass": "fwd"', '"pass": "forward"').replace('"pass":"fwd"', '"pass":"forward"')
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    refused(mtabench("show", "a.jsonl"), "line 2 of a.jsonl")
 
 
 def test_a_pipe_gets_what_a_file_would_and_stays_a_pipe(mtabench, path, tmp_path):

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from command_line import make_runner, refused
+from rich.console import Console
 from typer.main import get_command
 
-from mtabench import options, registry
+from mtabench import ending, options, registry
 from mtabench.cli import app
-from mtabench.help import WIDTH, _wrapped
+from mtabench.commands.sweep import _draw_at_end
+from mtabench.help import LISTS, WIDTH, _wrapped
 from mtabench.measuring import timing
 from mtabench.problem.case import KERNEL_PASSES
 from mtabench.sweeps.isolation import CELL_TIMEOUT_S
@@ -217,6 +219,52 @@ def test_names_are_completed(name, typed, offered):
     command = get_command(app).commands["fwd"]
     (param,) = (param for param in command.params if param.name == name)
     assert [item.value for item in param.shell_complete(None, typed)] == offered
+
+
+def test_lists_of_an_option_that_is_given_several_times_all_count():
+    command = get_command(app).commands["fwd"]
+    words = "--impl eager --seq 1k --impl=./a.py:f,triton --out a.csv --seq 2k --out b.csv --target 1% --target 2%"
+    typed = command.make_context("fwd", words.split()).params
+    assert (typed["impl"], typed["seq"]) == ("eager,./a.py:f,triton", "1k,2k")
+    assert (str(typed["out"]), typed["target"]) == ("b.csv", "2%")
+
+
+def test_every_option_of_lists_is_joined():
+    """An option whose help says that it takes several is one of them."""
+    for _, command in COMMANDS:
+        for param in command.params:
+            text = getattr(param, "help", None) or ""
+            if re.match(r"One or more|Sequence lengths|Numbers of|Batch sizes|Head dims|Implementations", text):
+                assert LISTS & set(param.opts), param.opts
+
+
+def test_what_a_notebook_or_a_container_lacks_stops_nothing(monkeypatch):
+    """A notebook names a backend of matplotlib that is not installed here; an account may have no name and no home."""
+
+    def nameless():
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    monkeypatch.setattr(ending.getpass, "getuser", nameless)
+    monkeypatch.setattr(ending.os.path, "expanduser", lambda path: path)
+    for name in ("HOME", "LOGNAME"):
+        monkeypatch.setenv(name, "")
+    with pytest.raises(SystemExit) as end:
+        ending.run_and_exit(lambda: 0)
+    assert not end.value.code
+    assert os.environ["MPLBACKEND"] == "agg"
+    assert os.environ["LOGNAME"] == f"uid-{os.getuid()}"
+    assert Path(os.environ["HOME"]).parent.is_dir()
+
+
+def test_charts_that_fail_are_said_and_spoil_nothing(monkeypatch):
+    def draw(*_):
+        raise ValueError("no such backend")
+
+    monkeypatch.setattr("mtabench.charts.draw", draw)
+    console = Console(record=True, width=80)
+    assert not _draw_at_end(console, Path("a.csv"))
+    assert "no charts: ValueError: no such backend" in console.export_text()
 
 
 def test_completion_can_be_installed(mtabench):

@@ -1,8 +1,11 @@
 """Results files: whole rows, one writer, one schema."""
 
 import csv
+import errno
+import fcntl
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +138,30 @@ def test_splits_used_are_told_where_a_kernel_ran():
     assert cell_row(decode["auto"], FACTS, "wrong")["splits_used"] == splits_used(decode["auto"])
     assert cell_row(decode["auto"], FACTS, "unsupported")["splits_used"] is None
     assert cell_row(case(pass_="decode"), FACTS, "ok")["splits_used"] is None
+
+
+def test_without_locks_a_process_that_runs_is_one(tmp_path, monkeypatch):
+    """As on Lustre, and on some NFS."""
+
+    def flock(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    path, side = tmp_path / "out.csv", tmp_path / ".out.csv.lock"
+    for number in (64, 128):
+        with Writer(path, resume=number > 64) as writer:
+            writer.write([row(number)])
+    assert len(read_results(path)) == 2
+    with subprocess.Popen(["sleep", "60"]) as other:
+        holder = {"pid": other.pid, "host": platform.node(), "command": "mtabench fwd", "since": "today"}
+        side.write_text(json.dumps(holder))
+        with pytest.raises(UsageError, match=rf"process {other.pid} .*no locks: if it has ended, remove .*lock\)"):
+            check_destination(path, resume=True)
+        other.kill()
+    check_destination(path, resume=True)
+    side.write_text(json.dumps(holder | {"host": "elsewhere"}))
+    with pytest.raises(UsageError, match="is being written by"):
+        Writer(path, resume=True)
 
 
 def test_an_existing_file_is_not_overwritten(tmp_path):

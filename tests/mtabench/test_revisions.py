@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from paired_runs import git, make_repository
@@ -32,6 +33,28 @@ def test_each_revision_has_its_code_in_a_folder_of_its_own(repository):
         assert len(worktrees(repository)) == 3
     assert len(worktrees(repository)) == 1
     assert not any(folder.exists() for folder in folders.values())
+
+
+def test_submodules_of_a_revision_are_those_of_its_commit(repository, tmp_path):
+    part = make_repository(tmp_path / "other")
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(part), "part")
+    git(repository, "commit", "--quiet", "--message", "with a part")
+    git(repository / "part", "checkout", "--quiet", "HEAD~1")
+    git(repository, "commit", "--quiet", "--all", "--message", "the part of before")
+    checkout = Checkout(repository, own=False, files=(Path("part/mtabench/code.py"),))
+    revisions = {"base": resolve(repository, "HEAD~1", "--base"), "head": working_tree(checkout)}
+    with folders_of(checkout, revisions) as folders:
+        texts = {name: (folder / "part/mtabench/code.py").read_text() for name, folder in folders.items()}
+        assert texts == {"base": "revision = 1\n", "head": "revision = 0\n"}
+    assert len(worktrees(repository)) == len(worktrees(repository / "part")) == 1
+    git(repository, "update-index", "--cacheinfo", f"160000,{'1' * 40},part")
+    git(repository, "commit", "--quiet", "--message", "a part that nobody has")
+    with (
+        pytest.raises(UsageError, match=r"has the submodule part at 111111111111, .* fetch origin 1111"),
+        folders_of(checkout, {"base": resolve(repository, "HEAD", "--base")}),
+    ):
+        pass
+    assert len(worktrees(repository)) == 1
 
 
 def test_a_dirty_working_tree_is_itself(repository):
