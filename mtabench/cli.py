@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from mtabench.ending import run_and_exit
 from mtabench.errors import UsageError
 from mtabench.help import App
 from mtabench.problem.case import KERNEL_PASSES, MODEL
-from mtabench.sweeps.plan import Options, usual_axes
+from mtabench.sweeps.plan import Options, check_axes, usual_axes
 
 app = App(context_settings={"help_option_names": ["-h", "--help"]})
 results_app = App(help="Make results files of other ones.", add_completion=False)
@@ -58,7 +59,8 @@ def forward_or_backward(
     cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
     gpus: o.Gpus = None, workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None,
     tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, ranks: o.Ranks = None,
-    out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True, quiet: o.Quiet = False,
+    out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = False,
+    quiet: o.Quiet = False,
 ) -> None:  # fmt: skip
     from mtabench.commands.sweep import run
 
@@ -83,7 +85,7 @@ def decode(
     isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None, gpus: o.Gpus = None,
     workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None, tls_ca: o.TlsCa = None,
     tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, out: o.Out = None, resume: o.Resume = False,
-    dry_run: o.DryRun = False, plot: o.Plot = True, quiet: o.Quiet = False,
+    dry_run: o.DryRun = False, plot: o.Plot = False, quiet: o.Quiet = False,
 ) -> None:  # fmt: skip
     """Time one decode step. Each sequence has one new query and a KV cache of --seq tokens."""
     from mtabench.commands.sweep import run
@@ -106,7 +108,8 @@ def model(
     cells: o.Cells = None, baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold",
     rounds: o.Rounds = None, time_limit: o.TimeLimit = None, target: o.Target = None, isolate: o.Isolate = False,
     cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
-    out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True, quiet: o.Quiet = False,
+    out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = False,
+    quiet: o.Quiet = False,
 ) -> None:  # fmt: skip
     """Time a whole transformer: a training step, a prompt, or a generated token. Compares with plain attention."""
     from mtabench.commands.sweep import run
@@ -127,12 +130,13 @@ def verify(
     causal: o.IfCausal = None, json: o.PrintJson = False,
 ) -> None:  # fmt: skip
     """Check results, time nothing. Errors against float64, causality, and what else any correct kernel obeys."""
-    from mtabench.commands.verify import run
-
     options = Options(
         "verify", impl=impl, device=device, seed=seed, dtype=dtype, op=op, conv=conv, mix=mix, post_conv=post_conv,
         norm=norm, gate=gate, seq=seq, head_dim=head_dim, kv_heads=kv_heads,
     )  # fmt: skip
+    check_axes(options)  # here and below: torch and matplotlib take seconds to import, and a slip is told before
+    from mtabench.commands.verify import run
+
     raise typer.Exit(run(options, causal, json))
 
 
@@ -162,12 +166,13 @@ def tune(
     dtype: o.Dtype = None, causal: o.Causal = True, preset: o.PresetName = None, out: o.TunedOut = None,
 ) -> None:  # fmt: skip
     """Choose Triton's tile sizes and the backend of "auto" by timing. Calls look the choice up; none tunes."""
-    from mtabench.commands.tune import run
-
     options = Options(
         "", seq=seq, head_dim=head_dim, conv=conv, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads,
         dtype=dtype, causal=causal, preset=preset,
     )  # fmt: skip
+    check_axes(options)
+    from mtabench.commands.tune import run
+
     raise typer.Exit(run(passes, options, out))
 
 
@@ -222,13 +227,14 @@ def memory(
     csv: o.CellsCsv = None, json_file: o.CellsJson = None, overwrite: o.OverwriteOutputs = False,
 ) -> None:  # fmt: skip
     """Say what implementations store and move: score matrix against tile, traffic, and where memory ends."""
-    from mtabench.commands.memory import run
-
     options = Options(
         pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
         kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, norm=norm, gate=gate, layer=layer, dtype=dtype,
         causal=causal, splits=splits, page_size=page_size, preset=preset,
     )  # fmt: skip
+    check_axes(options)
+    from mtabench.commands.memory import run
+
     raise typer.Exit(run(options, device_name, memory, measure, csv, json_file, overwrite))
 
 
@@ -253,6 +259,7 @@ def roofline(
     csv: o.CsvFiles, profile: o.ProfileIn = None, out: o.RooflineOut = None, overwrite: o.Overwrite = False,
 ) -> None:  # fmt: skip
     """Place results below the roofline: work, bytes, the least time that they take, and what is left to win."""
+    _check_files(csv)
     from mtabench.commands.roofline import run
 
     raise typer.Exit(run(csv, profile or [], out, overwrite))
@@ -264,6 +271,7 @@ def plot(
     out: o.PlotOut = None,
 ) -> None:  # fmt: skip
     """Draw charts from results files. Each says in its title what the results show."""
+    _check_files(csv)
     from mtabench.commands.plot import run
 
     raise typer.Exit(run(csv, kind, theme, formats, out))
@@ -274,6 +282,7 @@ def report(
     csv: o.RunCsv, out: o.ReportOut = None, markdown: o.ReportMarkdown = None, overwrite: o.ReportOverwrite = False,
 ) -> None:  # fmt: skip
     """Write one run as a page to explore and as Markdown. The page is one file and asks for nothing outside it."""
+    _check_files([csv])
     from mtabench.commands.report import run
 
     raise typer.Exit(run(csv, out, markdown, overwrite))
@@ -288,6 +297,14 @@ def dashboard(
     from mtabench.commands.dashboard import run
 
     raise typer.Exit(run(results, out, repo_url, title, threshold, days))
+
+
+def _check_files(paths: list[Path]) -> None:
+    """Raise UsageError for a results file that is not there."""
+    from mtabench.results.csv_reading import check_file
+
+    for path in paths:
+        check_file(path)
 
 
 def _is_typed(source: Any) -> bool:

@@ -81,12 +81,25 @@ class Command(_Helpful, TyperCommand):
 class Group(_Helpful, TyperGroup):
     """A command of commands."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As Typer's; an error names the commands of other groups that are called so."""
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            paths = [path for path, *_ in _commands(ctx.find_root().command, "mtabench")]
+            if found := [path for path in paths if path.endswith(f" {args[0]}")]:
+                error.message = f"No such command {args[0]!r}; there is `{'`, `'.join(found)}`"  # type: ignore[attr-defined]
+            raise
+
 
 def _say_where(error: Any, ctx: Any) -> None:
     """Of options that Typer offers keep those that are near: it counts the dashes, which all share. Name the commands
     of the same group that have just what was typed; with none near, any command."""
     typed = error.option_name
-    near = near_names(typed.lstrip("-"), [name.lstrip("-") for name in error.possibilities or ()])
+    own = (name for param in ctx.command.params for name in param.opts)
+    possible = list(dict.fromkeys(name.lstrip("-") for name in (*(error.possibilities or ()), *own)))
+    word = typed.lstrip("-")
+    near = near_names(word, possible) or [name for name in possible if len(name) > 2 and word.startswith(name)]
     error.possibilities = [f"--{name}" for name in near]
     others = _commands(ctx.find_root().command, "mtabench")
     having = [(path, group) for path, group, options in others if typed in options]

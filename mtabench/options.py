@@ -208,7 +208,7 @@ Out = Annotated[File, Output(*OUT, help="The CSV file to write; mtabench-results
 Resume = Annotated[bool, Output("--resume", help="Measure only the cells that --out does not have yet.")]
 Quiet = Annotated[bool, Output("--quiet", "-q", help="Print only where the results are, and errors.")]
 DryRun = Annotated[bool, Output("--dry-run", help="Print the plan and stop; no file is touched.")]
-Plot = Annotated[bool, Output("--plot/--no-plot", help="Draw charts next to the CSV file at the end.")]
+Plot = Annotated[bool, Output("--plot/--no-plot", help="Draw charts next to the CSV file at the end, in some seconds.")]
 CsvFiles = Annotated[list[Path], Argument(help="Results files of mtabench.", metavar="CSV...")]
 PlotOut = Annotated[File, Output(*OUT, help="The folder for the charts; NAME-charts beside NAME.csv if not given.")]
 KINDS_OF_CHARTS = sorted(

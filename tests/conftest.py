@@ -49,6 +49,12 @@ def no_earlier_calls() -> None:
         checked_calls._checked.clear()
 
 
+@pytest.fixture(autouse=True)
+def idle_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ceilings are taken beside whatever else this machine does: processes of a test run share its cores."""
+    monkeypatch.setattr("mtabench.measuring.ceilings.run_delays_s", dict)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()  # a sweep collects garbage for each cell: torch and all else that is imported now, it need not look at
 

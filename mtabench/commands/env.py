@@ -9,15 +9,19 @@ from typing import Any
 
 from rich.console import Console
 
+from mtabench import registry
 from mtabench.commands import RESULTS_FOLDER
+from mtabench.commands.list import key_of_entry, readiness
 from mtabench.console import flop_unit, say
-from mtabench.environment import check_device_name, describe, describe_gpu, resolve_device
+from mtabench.environment import check_device_name, describe, describe_gpu, resolve_device, torch_build
 from mtabench.json_output import print_json
 from mtabench.measuring.ceilings import measure_ceilings
 from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings, keep_ceilings, read_ceilings
 from mtabench.problem.case import DTYPES
+from mtabench.problem.operations import OPS
 from mtabench.remembered import remembered
 from mtabench.results.results_file import text_of
+from mtabench.tables import print_prose
 
 
 def run(device: str, measure: bool, out: Path | None, anew: bool, as_json: bool) -> int:
@@ -29,6 +33,7 @@ def run(device: str, measure: bool, out: Path | None, anew: bool, as_json: bool)
     found = remembered(f"env-{device}", lambda: _seen(device), anew or measure)
     device, environment = found["device"], describe(found["device"], found["gpu"])
     if not as_json:
+        print_prose(console, f"{'measures':<10} {_measurable(device, environment['device'])}")
         for name, value in environment.items():
             say(console, f"{name:<10} {'-' if value in ('', None) else text_of(value)}")
         for text in found["tuned"]:
@@ -45,6 +50,20 @@ def run(device: str, measure: bool, out: Path | None, anew: bool, as_json: bool)
         read = f"{reads:.4g} GB/s read" if reads else "reading not measured yet (--measure does)"
         say(console, f"{'ceilings':<10} {dtype}: {copy}, {read}, {matmul} ({path})")
     return 0
+
+
+def _measurable(device: str, name: str) -> str:
+    """What can be measured here, in a sentence or two."""
+    reasons = remembered(f"list-{device}", lambda: readiness(device), False)["reasons"]
+    ready = {op: [] for op in OPS}
+    for one in registry.IMPLEMENTATIONS:
+        if not one.of_models and reasons.get(key_of_entry(one), "") is None:
+            ready[one.op].append(one.name)
+    found = "; ".join(f"{op} by {', '.join(names)}" for op, names in ready.items() if names)
+    if device == "cuda":
+        return f"on {name}: {found}"
+    why = f"PyTorch {torch_build().version} " + ("finds no GPU" if torch_build().cuda else "is built without CUDA")
+    return f"on the CPU: {found}. Nothing on a GPU, since {why}; `mtabench list` says why each is not ready"
 
 
 def _seen(device: str) -> dict[str, Any]:

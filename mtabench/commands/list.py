@@ -25,10 +25,15 @@ def run(device: str, anew: bool, as_json: bool) -> int:
         return 0
     console = make_console()
     width = max(map(len, names())) + 1
-    for implementation in registry.IMPLEMENTATIONS:
-        reason = reasons[_key(implementation)]
+    above: tuple[str, str | None] = "", None
+    for implementation in sorted(registry.IMPLEMENTATIONS, key=lambda one: names().index(one.name)):
+        reason = reasons[key_of_entry(implementation)]
+        shown, name = above, implementation.name
+        above = name, reason
         state = f"not ready on this machine ({device}): {reason}" if reason else "ready"
-        print_prose(console, state, f"{implementation.name:<{width}}", "yellow" if reason else "green")
+        if above != shown:  # of an entry for another operation
+            label = "" if name == shown[0] else name
+            print_prose(console, state, f"{label:<{width}}", "yellow" if reason else "green")
         does = f"{implementation.op}: {', '.join(implementation.passes)}; {implementation.summary}"
         print_prose(console, does, " " * width)
         if implementation.note:
@@ -47,11 +52,12 @@ def readiness(device: str) -> dict[str, Any]:
     from mtabench.measuring.readiness import unsupported_reason
 
     device = resolve_device(device)
-    cases = {_key(one): _typical_case(one, device) for one in registry.IMPLEMENTATIONS}
+    cases = {key_of_entry(one): _typical_case(one, device) for one in registry.IMPLEMENTATIONS}
     return {"device": device, "reasons": {key: unsupported_reason(case) for key, case in cases.items()}}
 
 
-def _key(implementation: Implementation) -> str:
+def key_of_entry(implementation: Implementation) -> str:
+    """What an entry is called in `readiness`."""
     return f"{implementation.name} {implementation.op} {implementation.of_models}"
 
 
@@ -59,7 +65,7 @@ def _data(device: str, reasons: dict[str, str | None]) -> dict[str, Any]:
     """What `run` prints, for programs; `reasons` why an implementation is not ready are `readiness`'s."""
     implementations = []
     for one in registry.IMPLEMENTATIONS:
-        reason = reasons[_key(one)]
+        reason = reasons[key_of_entry(one)]
         implementations.append({
             "name": one.name, "op": one.op, "passes": one.passes, "devices": one.devices, "summary": one.summary,
             "note": one.note or None, "ready": reason is None, "reason": reason,

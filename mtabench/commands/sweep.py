@@ -58,7 +58,14 @@ def run(
         from mtabench.sweeps.advice import next_command
         from mtabench.sweeps.settings import make_settings
         from mtabench.sweeps.sweep import check_same_device, shapes
-        from mtabench.sweeps.table import auto_lines, check_any, print_plan, print_results, settled_lines
+        from mtabench.sweeps.table import (
+            auto_lines,
+            check_any,
+            print_plan,
+            print_results,
+            roof_lines,
+            settled_lines,
+        )
         from mtabench.sweeps.watching import Pace
 
         check_ceilings(path.with_name(FILE_NAME))
@@ -93,7 +100,7 @@ def run(
                 team.run(plan, writer, settings, shown, spent)
     print_results(console, shown.rows)
     unsettled = settled_lines(shown.rows, settings.max_rounds, settings.time_limit_s, out_typed=out is not None)
-    for text in (*auto_lines(shown.rows), *rank_lines(shown.rows), *unsettled):
+    for text in (*auto_lines(shown.rows), *rank_lines(shown.rows), *unsettled, *roof_lines(shown.rows)):
         print_prose(console, text)
     say(console, f"results: {named(path)}")
     if quiet:

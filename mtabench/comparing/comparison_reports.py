@@ -21,6 +21,7 @@ STYLES = {"slower": "bold red", "broken": "bold red", "gone": "bold red", "uncle
 HEADER = ("cell", "base ms", "head ms", "change", "95 % interval", "detectable", "verdict")
 TEXTS = ("cell", "verdict")  # of HEADER; the others are numbers
 IN_DOUBT = ("broken", "slower", "gone", "unclear")  # what a reader should know of, whatever fails
+FEWEST_GROUPED = 4  # cells that a run lacks of an implementation, to be told in one sentence
 MOST_ANNOTATIONS = 10  # of each kind; GitHub shows no more of a step
 MOST_SUMMARY_BYTES = 1_000_000  # GitHub takes 1 MiB of a step
 
@@ -69,7 +70,9 @@ def _either(words: Sequence[str]) -> str:
 
 def print_cells(console: Console, comparison: Comparison) -> None:
     """Every cell on a line, the most urgent first, or on two where the width has no room for a table."""
-    cells = comparison.cells
+    groups, cells = _grouped(comparison.cells)
+    for text, verdict in groups.items():
+        print_prose(console, text, style=STYLES.get(verdict, ""))
     if not cells:
         return
     shared, parts, names = told_apart([cell.sides[-1].row for cell in cells])
@@ -91,6 +94,21 @@ def print_cells(console: Console, comparison: Comparison) -> None:
             print_prose(console, known, "  ")
 
 
+def _grouped(cells: Sequence[ComparedCell]) -> tuple[dict[str, str], list[ComparedCell]]:
+    """A sentence, and its verdict, for all that one run lacks of an implementation; then the other cells."""
+    missing: dict[tuple[str, ...], list[ComparedCell]] = {}
+    for cell in cells:
+        if cell.verdict in ("gone", "new"):
+            missing.setdefault((cell.verdict, str(cell.sides[-1].row["impl"]), cell.reason), []).append(cell)
+    several = {key: found for key, found in missing.items() if len(found) >= FEWEST_GROUPED}
+    told = {id(cell) for found in several.values() for cell in found}
+    sentences = {
+        f"{verdict}: {len(found)} cells of {impl}{f': {reason}' if reason else ''}": verdict
+        for (verdict, impl, reason), found in several.items()
+    }
+    return sentences, [cell for cell in cells if id(cell) not in told]
+
+
 def _verdict(cell: ComparedCell, marks: Mapping[str, str]) -> Text:
     text = f"{cell.verdict} {marks[cell.reason]}" if cell.reason in marks else cell.outcome
     return Text(text, style=STYLES.get(cell.verdict, ""))
@@ -100,8 +118,10 @@ def markdown(comparison: Comparison) -> str:
     """The outcome, the other conclusions and a table; cells that stayed the same are folded away."""
     *others, last = conclusions(comparison)
     lines = [*_markdown_title(last), *(f"- {in_markdown(text)}" for text in others)] + [""] * bool(others)
-    told = [cell for cell in comparison.cells if cell.verdict != "same"]
-    quiet = [cell for cell in comparison.cells if cell.verdict == "same"]
+    groups, cells = _grouped(comparison.cells)
+    lines += [f"- {in_markdown(text)}" for text in groups] + [""] * bool(groups)
+    told = [cell for cell in cells if cell.verdict != "same"]
+    quiet = [cell for cell in cells if cell.verdict == "same"]
     lines += _markdown_table(told) if told else []
     if quiet:
         lines += ["<details>", f"<summary>{len(quiet)} same</summary>", "", *_markdown_table(quiet), "</details>", ""]
@@ -232,8 +252,7 @@ def _fields(cell: ComparedCell) -> tuple[str, ...]:
     """The texts under HEADER."""
     before, after = map(_time, (cell.base_ms, cell.head_ms), (cell.base, cell.head))
     change = "" if cell.change is None else _changed(cell.change).replace("x", "x as long")
-    interval = "" if cell.low is None or cell.high is None else f"{_changed(cell.low)} to {_changed(cell.high)}"
-    interval = interval.replace(" % to", " to") if interval.endswith("%") else interval
+    interval = "" if cell.low is None or cell.high is None else _interval(cell.low, cell.high)
     smallest = "" if cell.detectable is None else share(cell.detectable)
     return cell.name, before, after, change, interval, smallest, cell.outcome
 
@@ -248,6 +267,14 @@ def _time(compared_ms: float | None, side: Cell | None) -> str:
 def _changed(change: float) -> str:
     """In percent, or from +1000 % on how many times as long it took."""
     return f"{100 * change:+.2f} %" if change < 10 else f"{1 + change:.4g}x" if change < 1000 else "over 1000x"
+
+
+def _interval(low: float, high: float) -> str:
+    """Both ends in the unit of the upper one."""
+    least = _changed(low)
+    if low < 10 <= high:
+        least = f"{1 + low:.4g}x" if low > -0.999 else "under 0.001x"
+    return f"{least} to {_changed(high)}".replace(" % to", " to")
 
 
 def share(value: float) -> str:

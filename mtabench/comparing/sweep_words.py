@@ -20,7 +20,7 @@ from mtabench.sweeps.cells_plan import any_plan
 from mtabench.sweeps.plan import Options, Plan
 
 # What is decided for each process, not typed: the options of a sweep by name, and what they are if not typed.
-DECIDED = {"out": None, "resume": False, "plot": True, "quiet": False} | dict.fromkeys((*NAMES, "ranks"))
+DECIDED = {"out": None, "resume": False, "plot": False, "quiet": False} | dict.fromkeys((*NAMES, "ranks"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,9 @@ class SweepWords:
         """Raise UsageError for an option that is not typed here."""
         for name, usual in DECIDED.items():
             if self.typed.get(name, usual) != usual:
-                option = f"--{'no-' if usual is True else ''}{name.replace('_', '-')}"
                 raise UsageError(
-                    f"{option} is for one sweep; here each process writes a file of its own, and no charts: "
-                    "leave it out"
+                    f"--{name.replace('_', '-')} is for one sweep; here each process writes a file of its own, and "
+                    "no charts: leave it out"
                 )
 
     def plan(self, checkout: Checkout | None = None) -> Plan:

@@ -8,6 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mtabench.errors import MtabenchError
+from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
+from mtabench.measuring.settled import LONGEST_DELAY
+
 if TYPE_CHECKING:
     import torch
 
@@ -35,8 +39,22 @@ class Ceilings:
 def measure_ceilings(device: str, dtype: str) -> Ceilings:
     """The best of a few calls on "cuda" or "cpu" in "fp16", "bf16" or "fp32", in about a second once warm.
 
-    Raises torch.OutOfMemoryError if the device has no room for 2 GiB (a CPU: 256 MiB).
+    Raises torch.OutOfMemoryError if the device has no room for 2 GiB (a CPU: 256 MiB), and MtabenchError if another
+    job had the cores.
     """
+    before_s, started = run_delays_s() if device == "cpu" else {}, time.perf_counter()
+    found = _measured(device, dtype)
+    waited_s = longest_wait_s(before_s, run_delays_s()) if device == "cpu" else None
+    share = (waited_s or 0.0) / (time.perf_counter() - started)
+    if share > LONGEST_DELAY:
+        raise MtabenchError(
+            f"what this device can do in {dtype} is not known: threads waited for a core {100 * share:.0f} % of the "
+            "time, so another job runs; end it, and measure again"
+        )
+    return found
+
+
+def _measured(device: str, dtype: str) -> Ceilings:
     import torch
 
     from mtabench.problem.inputs import DTYPES, use_full_float32

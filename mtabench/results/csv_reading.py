@@ -138,15 +138,20 @@ def _as_text(path: Path, number: int, value: Any) -> str:
     raise UsageError(f"line {number} of {path} has a value of several parts; expected texts, numbers, flags and null")
 
 
+def check_file(path: Path) -> None:
+    """Raise UsageError unless there is such a regular file: a pipe or a device might never end."""
+    if not path.exists():
+        raise UsageError(f"there is no file {path}")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; give the name of a results file in it")
+    if not path.is_file():
+        raise UsageError(f"cannot read {path} as a CSV file: it is not a regular file")
+
+
 def _content(path: Path, most_bytes: int) -> bytes:
-    """The bytes of a regular file: a pipe or a device might never end."""
+    """The bytes of a file; raises UsageError."""
     try:
-        if not path.exists():
-            raise UsageError(f"there is no file {path}")
-        if path.is_dir():
-            raise UsageError(f"{path} is a folder; give the name of a results file in it")
-        if not path.is_file():
-            raise UsageError(f"cannot read {path} as a CSV file: it is not a regular file")
+        check_file(path)
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read(most_bytes + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -48,6 +48,7 @@ def run_isolated(
             if key_of(case) not in writer.done and sweep.can_run(case):
                 result = _measure(case, sweep)
                 sweep.ceilings |= result.ceilings
+                sweep.keep_ceilings()
                 sweep.spent.add(result.spent)
                 _add_speedup(result.row, case, plan, writer)
                 sweep.write([result.row], result.samples)

@@ -14,11 +14,13 @@ from mtabench.problem.case import KERNEL_PASSES, Case
 from mtabench.problem.operations import NONE, OPS, PLAIN, Taps, make_operation, mixings, op_of, taps_text
 from mtabench.registry import (
     BASELINE,
+    GROUPS,
     USUAL_OPS,
     Implementation,
     chosen,
     default_names,
     every,
+    is_own_code,
     libraries,
     name_of,
 )
@@ -182,6 +184,26 @@ def make_plan(options: Options, device: str | None = None) -> Plan:
     return Plan(options.pass_, device, cases, baseline, baseline_splits, options, shown, notes)
 
 
+def check_axes(options: Options) -> None:
+    """Raise UsageError for options that a sweep of this pass, or any check, would refuse; needs no torch."""
+    if options.pass_ in KERNEL_PASSES:
+        _parse(options, "cpu")
+        return
+    check_op(options.op)
+    is_mta(options)
+    if options.seed is not None:
+        check_seed(options.seed)
+    for name, text in _texts(options, "cpu").items():
+        parse = {"head_dim": parse_head_dims, "dtype": axes.parse_dtypes}.get(name)
+        if parse is not None:
+            parse(text)
+        elif name in ("seq", "heads", "kv_heads", "batch", "tokens"):
+            axes.parse_ints(text, f"--{name.replace('_', '-')}")
+    for name in axes.parse_names(options.impl, "--impl") if options.impl is not None else ():
+        if not is_own_code(name) and name not in GROUPS:
+            every(name)
+
+
 def settle(options: Options, device: str | None) -> tuple[Options, str]:
     """The options with a seed, and the device, of a sweep of kernels; raises UsageError for a timer that it has not."""
     if device is None:
@@ -307,7 +329,7 @@ def _impls(options: Options, device: str, ops: tuple[str, ...]) -> list[Implemen
 
 def _texts(options: Options, device: str) -> dict[str, str]:
     """The axes as typed, with a preset, then the defaults, in the places where nothing was typed."""
-    texts = COMMON_DEFAULTS | (MTA_DEFAULTS if is_mta(options) else {}) | DEFAULTS[device, options.pass_]
+    texts = COMMON_DEFAULTS | (MTA_DEFAULTS if is_mta(options) else {}) | DEFAULTS.get((device, options.pass_), {})
     if options.preset is not None:
         preset = axes.find_preset(options.preset)
         texts |= {"seq": str(preset.seq), "heads": str(preset.heads), "head_dim": str(preset.head_dim)}

@@ -6,7 +6,7 @@ import gc
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +23,7 @@ from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings, measure_ceilings, with_reading
 from mtabench.measuring.failures import failure
-from mtabench.measuring.kept_ceilings import FILE_NAME, read_ceilings
+from mtabench.measuring.kept_ceilings import FILE_NAME, keep_ceilings, read_ceilings
 from mtabench.measuring.nvtx import phase
 from mtabench.measuring.readiness import memory_reason, unsupported_reason
 from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
@@ -171,6 +171,7 @@ def run(
     with interruptible(plan, writer):
         for cases in shapes(plan.cases):
             sweep.measure_shape(cases)
+            sweep.keep_ceilings()
     return sweep.statuses
 
 
@@ -240,6 +241,15 @@ class Sweep:
             self._time(verified, set(pending))
         verified.clear()
         free_memory(cases[0].device)
+
+    def keep_ceilings(self) -> None:
+        """Keep those that were measured beside the file, so that other sweeps and `roofline` find them there."""
+        path = self.writer.path.with_name(FILE_NAME)
+        with suppress(UsageError):  # a folder that takes no more files: the rows are what counts
+            kept = read_ceilings(path, self.facts.environment)
+            known = {dtype: one for dtype, one in self.ceilings.items() if one is not None}
+            if new := {dtype: one for dtype, one in known.items() if _says_more(one, kept.get(dtype))}:
+                keep_ceilings(path, self.facts.environment, new)
 
     def _measure_ceilings(self, case: Case) -> None:
         """Once a dtype, unless they are known; without them (no room, say) the fraction of the roofline stays empty.
@@ -367,6 +377,11 @@ def _first_failure_only(rows: Mapping[Case, Row]) -> dict[Case, Row]:
             kept[case] = row
         failed = failed or not has_time
     return kept
+
+
+def _says_more(found: Ceilings, kept: Ceilings | None) -> bool:
+    """Whether ceilings have a rate that those in a file lack."""
+    return kept is None or (kept.read_gbytes_s is None and found.read_gbytes_s is not None)
 
 
 def _or_unknown(measure: Callable[[], Ceilings]) -> Ceilings | None:

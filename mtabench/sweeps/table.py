@@ -203,6 +203,17 @@ def _auto_sentence(choice: Choice) -> str:
     return f"{took}: {_number(choice.auto, 'median_ms')} ms, {verdict}{runs}"
 
 
+def roof_lines(rows: Sequence[Row]) -> list[str]:
+    """A sentence where no time of a kernel is held against the ceilings of its device."""
+    timed = [row for row in rows if row["status"] == "ok" and not row.get("layers")]
+    if not timed or any(row.get("fraction_of_roofline") for row in timed):
+        return []
+    return [
+        "no share of the roofline: another job had the cores while the ceilings were measured, or there was no room; "
+        "`mtabench env --measure` says which"
+    ]
+
+
 def settled_lines(rows: Sequence[Row], max_rounds: int, time_limit_s: float, *, out_typed: bool) -> list[str]:
     """How wide most intervals are if they miss the target, how many times did not settle and what to try.
 

@@ -2,15 +2,25 @@
 
 import pytest
 
+from mtabench.errors import MtabenchError
 from mtabench.measuring import ceilings
 
 
 def test_of_a_cpu(monkeypatch):
     monkeypatch.setattr(ceilings, "BUFFER_BYTES", {"cpu": 2**24})
     monkeypatch.setattr(ceilings, "MATMUL_SIZE", {"cpu": 256})
+    monkeypatch.setattr(ceilings, "run_delays_s", dict)  # beside whatever this machine does
     found = ceilings.measure_ceilings("cpu", "fp32")
     assert 0.1 < found.copy_gbytes_s <= found.read_gbytes_s < 10_000
     assert 0.0001 < found.matmul_tflops < 100
+
+
+def test_beside_another_job_a_cpu_has_none(monkeypatch):
+    waits = iter([{"1": 0.0}, {"1": 50.0}])
+    monkeypatch.setattr(ceilings, "run_delays_s", lambda: next(waits))
+    monkeypatch.setattr(ceilings, "_measured", lambda device, dtype: ceilings.Ceilings(1.0, 1.0))
+    with pytest.raises(MtabenchError, match=r"fp16 is not known: threads waited for a core \d+ % .* end it, and"):
+        ceilings.measure_ceilings("cpu", "fp16")
 
 
 def test_the_best_call_counts(monkeypatch):

@@ -305,7 +305,7 @@ def test_without_numbers_nothing_is_said_of_auto(mtabench, splitter):
 
 
 def test_a_sweep_ends_with_a_table_paths_and_what_to_type_next(mtabench, tmp_path):
-    code, out, err = mtabench("fwd", *TINY)
+    code, out, err = mtabench("fwd", *TINY, "--plot")
     assert (code, err) == (0, "")
     (path,) = (tmp_path / "mtabench-results").glob("fwd-*Z.csv")
     assert len(read_results(path)) == 2
@@ -495,7 +495,9 @@ def test_isolated_cells_are_asked_for(mtabench, monkeypatch):
 def test_list_says_what_is_ready_and_why_not(mtabench):
     code, out, err = mtabench("list", "--device", "cpu")
     assert (code, err) == (0, "")
-    states = dict(line.split(maxsplit=1) for line in out.splitlines() if not line.startswith(" "))
+    labels = [line.split(maxsplit=1) for line in out.splitlines() if not line.startswith(" ")]
+    states = dict(labels)
+    assert len(labels) == len(states)
     assert list(states) == [*registry.names(), *registry.GROUPS]
     assert states["eager"] == "ready"
     assert states["triton"].startswith("not ready on this machine (cpu): ")
@@ -513,6 +515,9 @@ def test_env_names_the_device_and_the_versions(mtabench):
     assert torch.__version__ in out
     assert "git_sha" in out
     assert "ceilings" not in out
+    first = " ".join(out.split("\ndevice ")[0].split())
+    assert re.match(r"measures on the CPU: conv-attention by eager, compile; attention by .*sdpa-flash", first)
+    assert re.search(r"Nothing on a GPU, since PyTorch \S+ (is built without CUDA|finds no GPU); `mtabench", first)
 
 
 def test_env_measures_when_asked_and_keeps_what_it_found(mtabench, tmp_path, monkeypatch):
@@ -524,7 +529,7 @@ def test_env_measures_when_asked_and_keeps_what_it_found(mtabench, tmp_path, mon
             f"ceilings   {dtype}: 12.5 GB/s copy, 13.5 GB/s read, 0.25 TFLOP/s matmul (mtabench-results/ceilings.json)"
         )
         assert line in out.splitlines()
-    assert files_in(tmp_path) == ["mtabench-results", "mtabench-results/ceilings.json"]
+    assert files_in(tmp_path) == [f"mtabench-results{name}" for name in ("", "/.gitignore", "/ceilings.json")]
     assert mtabench("env", "--device", "cpu") == (0, out, "")
     assert mtabench("fwd", *TINY, "--no-plot", "--out", "mtabench-results/a.csv")[0] == 0
     assert "250 GFLOP/s from ceilings.json" in mtabench("roofline", "mtabench-results/a.csv")[1]

@@ -10,6 +10,8 @@ import pytest
 from command_line import make_runner
 from written_runs import case, rounds, write_pair, write_run
 
+from mtabench.comparing.comparison_reports import _interval
+
 
 @pytest.fixture
 def mtabench(monkeypatch, capsys, tmp_path):
@@ -42,7 +44,7 @@ def test_changes_beyond_all_measure_are_factors(mtabench, pair):
     _, out, _ = mtabench("compare", "base.csv", "head.csv", "--markdown", "out.md")
     slower, noisy = (next(line for line in out.splitlines() if f" {seq} " in line) for seq in ("512", "1k"))
     assert re.search(r" (49|50)(\.\d+)?x as long +(49|50)(\.\d+)?x to (49|50)(\.\d+)?x ", slower)
-    assert re.search(r" -[\d.]+ % to over 1000x ", noisy)
+    assert re.search(r" under 0\.001x to over 1000x ", noisy)
     assert "x as long | " in Path("out.md").read_text()
     assert not re.search(r"\d{4,}\.\d\d %|\d,\d", out)
 
@@ -170,3 +172,22 @@ def test_github_shows_ten_annotations_at_most(mtabench, tmp_path, monkeypatch):
     assert (code, len(lines)) == (1, 10)
     assert "3 more are in the step summary" in lines[-1]
     assert out.startswith("## mtabench compare")
+
+
+def test_what_a_run_lacks_of_an_implementation_is_one_sentence(mtabench, tmp_path):
+    more = {case(seq, "triton"): rounds(1.0, seed=seq) for seq in range(512, 520)}
+    write_pair(tmp_path, base=more)
+    code, out, _ = mtabench("compare", "base.csv", "head.csv")
+    assert code == 1
+    assert out.splitlines().count("gone: 8 cells of triton: not in the second run") == 1
+    assert out.count("triton") == 1
+    mtabench("compare", "base.csv", "head.csv", "--markdown", "a.md")
+    text = Path("a.md").read_text()
+    assert text.count("triton") == 1
+    assert "8 gone" in text
+
+
+def test_both_ends_of_an_interval_are_in_one_unit():
+    assert _interval(-0.5, 12.0) == "0.5x to 13x"
+    assert _interval(-0.5, 2.0) == "-50.00 to +200.00 %"
+    assert _interval(11.0, 12.0) == "12x to 13x"

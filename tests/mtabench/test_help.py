@@ -221,6 +221,30 @@ def test_names_are_completed(name, typed, offered):
     assert [item.value for item in param.shell_complete(None, typed)] == offered
 
 
+@pytest.mark.parametrize(("words", "said"), [
+    ("merge a.csv", "there is `mtabench results merge`"),
+    ("fwd --sequence 1k", "Possible options: --seq)"),
+])  # fmt: skip
+def test_what_is_called_otherwise_here_is_named(mtabench, words, said):
+    refused(mtabench(*words.split()), said)
+
+
+def test_a_slip_is_refused_before_torch_is_imported():
+    commands = [
+        "verify --impl tritn", "verify --head-dim 1000", "tune --seq x", "memory --seq x", "roofline no.csv",
+        "plot no.csv", "report no.csv", "fwd --target 1", "fwd --impl tritn",
+    ]  # fmt: skip
+    code = (
+        "import sys\nfrom mtabench.cli import app\nfrom mtabench.errors import UsageError\n"
+        f"for words in {commands}:\n"
+        "    try:\n        app(words.split(), standalone_mode=False)\n        print(words)\n"
+        "    except UsageError:\n        pass\n"
+        "print(*{'torch', 'matplotlib', 'scipy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
 def test_lists_of_an_option_that_is_given_several_times_all_count():
     command = get_command(app).commands["fwd"]
     words = "--impl eager --seq 1k --impl=./a.py:f,triton --out a.csv --seq 2k --out b.csv --target 1% --target 2%"

@@ -5,15 +5,18 @@ from planted_sweeps import Watcher, run, without_warm_up
 
 from mta_kernels.operation import Operation
 from mtabench import environment
+from mtabench.commands import roofline
+from mtabench.errors import MtabenchError
 from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings
-from mtabench.measuring.kept_ceilings import keep_ceilings
+from mtabench.measuring.kept_ceilings import keep_ceilings, read_ceilings
 from mtabench.problem.case import Case
 from mtabench.problem.work import bytes_moved
 from mtabench.results.facts import RunFacts
-from mtabench.results.results_file import read_results
+from mtabench.results.results_file import read_file, read_results
 from mtabench.results.rows import timed_row
 from mtabench.sweeps import sweep
+from mtabench.sweeps.table import roof_lines
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +34,26 @@ def test_ceilings_kept_beside_the_file_are_not_measured_again(tmp_path, monkeypa
     row = read_results(tmp_path / "out.csv").iloc[0]
     seconds = bytes_moved(plan.cases[0]) / (kept.copy_gbytes_s * 1e9)
     assert row["fraction_of_roofline"] == pytest.approx(1e3 * seconds / row["median_ms"], rel=1e-4)
+
+
+def test_ceilings_of_a_sweep_are_kept_for_its_roofline(tmp_path, monkeypatch, capsys):
+    known = Ceilings(copy_gbytes_s=2.0, matmul_tflops=0.25, read_gbytes_s=3.0)
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: known)
+    run(tmp_path / "out.csv", "eager", seq="16")
+    assert read_ceilings(tmp_path / "ceilings.json", environment.describe("cpu")) == {"fp32": known}
+    assert roofline.run([tmp_path / "out.csv"], [], None, False) == 0
+    assert "250 GFLOP/s from ceilings.json" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_busy_cpu_gives_no_share_of_the_roofline_and_says_why(tmp_path, monkeypatch):
+    def busy(device, dtype):
+        raise MtabenchError("another job runs")
+
+    monkeypatch.setattr(sweep, "measure_ceilings", busy)
+    run(tmp_path / "out.csv", "eager", seq="16")
+    (text,) = roof_lines(read_file(tmp_path / "out.csv").rows())
+    assert text.startswith("no share of the roofline: another job had the cores")
+    assert not (tmp_path / "ceilings.json").exists()
 
 
 def test_decode_is_held_against_reading_and_the_other_passes_against_copying(tmp_path, monkeypatch):
