@@ -38,6 +38,9 @@ def _name_the_account() -> None:
 
 def run_and_exit(command: Callable[[], Any]) -> NoReturn:
     """Run a Typer command, whose result is the exit code; an error that a person can act on is one sentence."""
+    for name in ("stdout", "stderr"):  # closed, as by `>&-`: the next file that is opened would take its place
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # what the terminal's encoding lacks is shown as its number
         sys.stdout.reconfigure(errors="backslashreplace")
     if os.environ.get("COLUMNS") == "0":  # not known, says whoever set it; Rich would print nothing at all

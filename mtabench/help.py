@@ -44,7 +44,7 @@ class _Helpful:
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer's; an error says of which command it is, so that its help can be named, and which have an option."""
         try:
-            return super().parse_args(ctx, _joined(self.params, args))  # type: ignore[misc]
+            return super().parse_args(ctx, _joined(ctx.command.params, args))  # type: ignore[misc]
         except Exception as error:
             if getattr(error, "ctx", ctx) is None:
                 error.ctx = ctx  # type: ignore[attr-defined]

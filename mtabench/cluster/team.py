@@ -6,7 +6,8 @@ import asyncio
 import signal
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,10 @@ class Team:
         where = f" on {self.device_name}" if self.device_name else ""
         places = ", ".join([facts.place for facts in self._workers.values()][:MOST_PLACES])
         more = f" and {count - MOST_PLACES} more" if count > MOST_PLACES else ""
-        return [f"workers: {count}{where}" + (f": {places}{more}" if places else "")]
+        return [
+            f"workers: {count}{where}" + (f": {places}{more}" if places else ""),
+            *sharing(facts.place for facts in self._workers.values() if not facts.gpu),
+        ]
 
     def against(self, cases: Sequence[Case]) -> dict[Case, str]:
         """Nothing: the workers find out which cells cannot run there."""
@@ -252,6 +256,16 @@ def _at_work(client: Client, device: str) -> Iterator[Crew]:
     finally:
         with suppress(KeyboardInterrupt):  # once more, out of impatience
             crew.stop()
+
+
+def sharing(places: Iterable[str]) -> list[str]:
+    """A line for each place, such as "node07 CPU 0-3", where several workers measure on the same cores."""
+    return [
+        f"{count} workers on {place} slow each other down: start one a machine, or each with cores of its own, such as "
+        "MTABENCH_CORES=0,1"
+        for place, count in Counter(places).items()
+        if count > 1
+    ]
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def run(device: str, measure: bool, out: Path | None, anew: bool, as_json: bool)
 def _measurable(device: str, name: str) -> str:
     """What can be measured here, in a sentence or two."""
     reasons = remembered(f"list-{device}", lambda: readiness(device), False)["reasons"]
-    ready = {op: [] for op in OPS}
+    ready: dict[str, list[str]] = {op: [] for op in OPS}
     for one in registry.IMPLEMENTATIONS:
         if not one.of_models and reasons.get(key_of_entry(one), "") is None:
             ready[one.op].append(one.name)

@@ -55,6 +55,8 @@ class Meeting:
             torch.cuda.set_device(gpu)
         else:  # all of them share the cores, and what one rank is compared with has as many
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+        if address != TORCHRUN:
+            stay_on_this_machine()
         dist.init_process_group(
             "nccl" if gpu else "gloo", init_method=address, rank=rank, world_size=ranks, timeout=WAIT, device_id=gpu
         )
@@ -139,7 +141,8 @@ def meet(
     with ExitStack() as cleanup:
         address = TORCHRUN
         if not under_torchrun:
-            address = f"tcp://127.0.0.1:{_free_port()}"
+            folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="mtabench-ranks-"))
+            address = f"file://{folder}/ranks"  # a store at a port would listen at all addresses
             helpers = [_start(rank, ranks, device, address, cleanup) for rank in range(1, ranks)]
             cleanup.callback(over.set)
             threading.Thread(target=_watch, args=(helpers, over, kept, write_lost), daemon=True).start()
@@ -152,10 +155,11 @@ def meet(
         dist.destroy_process_group()
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+def stay_on_this_machine() -> None:
+    """Have gloo and NCCL listen at the loopback interface alone: who can talk to a rank can run code there."""
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    if loopback is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback
 
 
 def _start(rank: int, ranks: int, device: str, address: str, cleanup: ExitStack) -> Helper:

@@ -785,6 +785,12 @@ def test_a_reader_that_has_seen_enough_is_no_error_to_tell(words, code, unbuffer
     assert (done.returncode, done.stderr) == (code, "")
 
 
+def test_closed_standard_output_is_no_error(tmp_path):
+    command = f"{sys.executable} -m mtabench fwd --impl eager --seq 16 --device cpu --dry-run >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_another_pipe_that_breaks_is_not_hidden():
     fails = "def app(*_, **__): raise BrokenPipeError(32, 'of a worker')"
     code = f"import mtabench.cli as cli\n{fails}\ncli.app = app\ncli.main()"

@@ -9,6 +9,7 @@ import pytest
 from command_line import contents, make_runner, refused
 
 from mtabench.cluster import facts, options, team
+from mtabench.cluster.team import sharing
 
 CPU = ("--device", "cpu", "--seq", "16", "--impl", "eager")
 GPU = ("--seq", "16", "--impl", "eager")
@@ -172,3 +173,9 @@ def test_only_what_is_the_same_may_measure():
     assert "other sources" in facts.differences(here, here | {"sources": "2"})
     there = here | {"triton": "3.7.0", "mtabench": "0.2.0", "sources": "2"}
     assert facts.differences(here, there) == "mtabench 0.2.0 instead of 0.1.0, triton 3.7.0 instead of 3.6.0"
+
+
+def test_workers_that_share_cores_are_named():
+    assert sharing(["a CPU 0-1", "b CPU 0-1", "a CPU 2-3"]) == []
+    (line,) = sharing(["a CPU 0-3", "b CPU 0-3", "a CPU 0-3"])
+    assert line.startswith("2 workers on a CPU 0-3 slow each other down: start one a machine, or each with cores")

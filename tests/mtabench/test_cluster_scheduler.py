@@ -59,7 +59,7 @@ def encrypted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cluster")
     files = certificate(folder / "tls")
     tls = [word for pair in zip(("--tls-ca-file", "--tls-cert", "--tls-key"), files, strict=True) for word in pair]
-    common = [*tls, "--scheduler-file", str(folder / "scheduler.json"), "--no-dashboard"]
+    common = [*tls, "--scheduler-file", str(folder / "scheduler.json"), "--dashboard-address", "127.0.0.1:0"]
     commands = [
         ["scheduler", "--host", "127.0.0.1", "--port", "0", "--protocol", "tls", *common],
         ["worker", "--host", "127.0.0.1", "--nthreads", "1", "--memory-limit", "0", "--resources", "CPU=1", *common],

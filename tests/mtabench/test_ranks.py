@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -170,3 +171,39 @@ def test_torchrun_may_start_the_ranks(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("% efficiency") == 1
     assert read_results(tmp_path / "ranks.csv")["ranks"].tolist() == [2]
+
+
+LISTENING = """
+import os, sys
+from pathlib import Path
+from mtabench.ranks.meeting import meet
+
+def inodes(pid):
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            yield os.readlink(link)
+        except OSError:
+            pass
+
+with meet(2, "cpu", False, "kept", print) as meeting:
+    own = {*inodes(os.getpid()), *inodes(meeting.helpers[0].process.pid)}
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in own:
+                print(words[1].partition(":")[0])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux says there who listens")
+def test_ranks_listen_on_this_machine_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENING],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) <= {"0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F"}
+    assert done.stdout  # gloo does listen
