@@ -106,10 +106,10 @@ def explain(q, k, v, weight):
 @pytest.mark.parametrize(
     ("backend", "expected"),
     [
-        ("hopper", "fwd --seq 1k..8k --impl eager,hopper,triton,sdpa-flash,sdpa-cudnn"),
-        ("triton", "fwd --seq 1k..8k --impl eager,triton,sdpa-flash,sdpa-cudnn"),
-        ("reference", "fwd --seq 1k..8k --impl eager,triton,sdpa-flash,sdpa-cudnn"),
-        ("none", "fwd --seq 128..512 --device cpu --time-limit 4"),
+        ("hopper", "fwd --seq 1k..8k --impl eager,hopper,triton,sdpa-flash,sdpa-cudnn --plot"),
+        ("triton", "fwd --seq 1k..8k --impl eager,triton,sdpa-flash,sdpa-cudnn --plot"),
+        ("reference", "fwd --seq 1k..8k --impl eager,triton,sdpa-flash,sdpa-cudnn --plot"),
+        ("none", "fwd --seq 128..512 --device cpu --time-limit 4 --plot"),
     ],
 )
 def test_quickstart_measures_what_auto_takes_on_this_gpu(tmp_path, backend, expected):
