@@ -64,12 +64,16 @@ def _joined(params: Sequence[Any], args: Sequence[str]) -> list[str]:
     words = iter(args)
     for word in words:
         name, equals, value = word.partition("=")
-        if name not in lists or (not equals and (value := next(words, "")) == ""):
+        if name not in lists:
+            joined.append(word)
+            continue
+        following = value if equals else next(words, None)
+        if following is None:
             joined.append(word)
         elif name in places:
-            joined[places[name]] += f",{value}"
+            joined[places[name]] += f",{following}"
         else:
-            joined += [name, value]
+            joined += [name, following]
             places[name] = len(joined) - 1
     return joined
 

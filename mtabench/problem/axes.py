@@ -167,7 +167,7 @@ def parse_names(text: str, what: str) -> list[str]:
     """
     names: list[str] = []
     for part in _parts(text, what, "expected names separated by commas, such as eager,triton"):
-        begun = bool(names) and "/" in names[-1] and ".py" not in names[-1]
+        begun = bool(names) and re.match(r"([^/,]*=)?[./~]", names[-1]) and ".py" not in names[-1]
         names[-1:] = [f"{names[-1]},{part}"] if begun else [*names[-1:], part]
     return list(dict.fromkeys(names))
 

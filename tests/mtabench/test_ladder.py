@@ -111,7 +111,7 @@ def test_verify_leaves_out_a_pass_that_a_rung_has_on_a_gpu_alone(monkeypatch):
 def test_scores_that_do_not_fit_are_refused_before_they_are_computed(mtabench):
     """4 bytes for each of 2^40 scores."""
     _, out, _ = mtabench("fwd", *TINY, "--seq", "1m", "--impl", "c-loops", "--dry-run")
-    assert "1, of which 1 cannot run here" in out
+    assert "2, of which 1 cannot run here" in out
 
 
 def test_the_estimate_knows_that_the_first_rung_is_slow():

@@ -63,7 +63,7 @@ def test_the_repro_line_says_how_it_was_measured(tmp_path):
 
 def test_the_options_of_the_repro_line_measure_as_those_given():
     typed = {"timer": "cpu", "rounds": 3, "time_limit": 2.5, "isolate": True, "cell_timeout": 90.0, "seed": 7}
-    for options in ({}, {"rounds": 20, "time_limit": 10.0}, typed):
+    for options in ({}, {"rounds": 200, "time_limit": 10.0}, typed):
         plan = make_plan(Options("fwd", device="cpu", **options))
         settings = make_settings(plan)
         words = measuring_words(plan.options)
