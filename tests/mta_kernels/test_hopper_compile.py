@@ -31,7 +31,7 @@ def _with_a_compiler() -> None:
         (ForwardConstants(BF16, 64, Convolution(6, 11, 5), causal=False, spans=False, margins=True), 0),
         (BackwardConstants(BF16, 64, Convolution(6, 11, 5), causal=True, spans=False), 0),
         (BackwardConstants(BF16, 128, Convolution(6, 11, 5), causal=True, spans=False), 0),
-        (BackwardConstants(FP16, 128, Convolution(8, 17, 0), causal=False, spans=True), 64),
+        (BackwardConstants(FP16, 128, Convolution(8, 17, 0), causal=False, spans=True), 184),
     ],
     ids=[
         "forward, head dim 64",
@@ -48,8 +48,8 @@ def test_compiles_without_spills_and_with_products_in_flight(
 ) -> None:
     """C7510 and its like say that ptxas runs one product at a time; a spill may be local memory in the loop.
 
-    C7519 is a fence of registers that CUDA 13.0's ptxas adds before products, which stay in flight. The last one's few
-    bytes are what threads keep from one work tile to the next.
+    C7519 is a fence of registers that CUDA 13.0's ptxas adds before products, which stay in flight. The last one's
+    bytes are what threads keep from one work tile to the next, and the powers of two of packed documents.
     """
     code, words = compiler.compile_source(constants.source)
     assert code.startswith(b"\x7fELF")

@@ -125,7 +125,7 @@ def test_no_command_shows_the_help(mtabench):
         ("memory decode fwd", "(decode fwd) (`mtabench memory --help` shows"),
         ("forward", "(`mtabench --help` shows what there is)"),
         ("fwd --seq 1k..4k:+0", "the step of --seq '1k..4k:+0' is 0"),
-        ("report none.csv --out page.md", "give --markdown page.md"),
+        ("report none.csv --out page.md", "there is no file none.csv"),
         ("fwd --resume --device cpu", "--resume needs --out"),
         ("decode --splits auto,none", "--splits"),
         ("decode --splits auto,1..256", "--splits 1..256 is out of range; expected auto, or numbers from 1 to 128"),
@@ -142,7 +142,7 @@ def test_no_command_shows_the_help(mtabench):
         ("env --device tpu", "expected auto, cuda or cpu"),
         ("plot", "CSV"),
         ("plot none.csv", "no file none.csv"),
-        ("plot --formats gif none.csv", "gif"),
+        ("plot --formats gif none.csv", "there is no file none.csv"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(mtabench, tmp_path, words, sentence):
@@ -622,7 +622,10 @@ def test_verify_prints_its_checks_and_fails_on_a_wrong_one(mtabench, monkeypatch
     monkeypatch.setattr("mtabench.commands.verify.run_checks", checks([absent]))
     code, out, err = mtabench("verify", "--impl", "sdpa-cudnn", "--device", "cpu")
     assert (code, "passed" in out) == (5, False)
-    assert err == "mtabench: nothing was checked: no implementation that was asked for can run here\n"
+    assert err == (
+        "mtabench: nothing was checked: no implementation that was asked for can run here; "
+        "--head-dim, --kv-heads, --seq and --causal choose shapes\n"
+    )
 
 
 def started(tmp_path, *words):
