@@ -27,6 +27,8 @@ from mtabench.results.results_file import COLUMNS, KEY_COLUMNS, read_results
 from mtabench.results.runs import read_run
 from mtabench.results.writer import Writer
 
+RESULTS_THERE = Path(__file__).parents[2] / "results/cpu/ladder.csv"
+
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("fwd", "bwd", "decode", "verify", "list", "env", "profile", "explain", "roofline", "plot", "compare")
 SMALL = ("--device", "cpu", "--head-dim", "16", "--heads", "2", "--conv", "3x3", "--rounds", "2")
@@ -125,7 +127,7 @@ def test_no_command_shows_the_help(mtabench):
         ("memory decode fwd", "(decode fwd) (`mtabench memory --help` shows"),
         ("forward", "(`mtabench --help` shows what there is)"),
         ("fwd --seq 1k..4k:+0", "the step of --seq '1k..4k:+0' is 0"),
-        ("report none.csv --out page.md", "there is no file none.csv"),
+        (f"report {RESULTS_THERE} --out page.md", "give --markdown page.md"),
         ("fwd --resume --device cpu", "--resume needs --out"),
         ("decode --splits auto,none", "--splits"),
         ("decode --splits auto,1..256", "--splits 1..256 is out of range; expected auto, or numbers from 1 to 128"),
@@ -142,7 +144,7 @@ def test_no_command_shows_the_help(mtabench):
         ("env --device tpu", "expected auto, cuda or cpu"),
         ("plot", "CSV"),
         ("plot none.csv", "no file none.csv"),
-        ("plot --formats gif none.csv", "there is no file none.csv"),
+        (f"plot --formats gif {RESULTS_THERE}", "gif"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(mtabench, tmp_path, words, sentence):
