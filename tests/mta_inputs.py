@@ -13,7 +13,6 @@ from torch import Tensor
 
 from mta_kernels import gpu_limits, score_chunks
 from mta_kernels.multi_token_attention import stages
-from mta_kernels.multi_token_attention.backend import Request
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
 from mta_kernels.multi_token_attention.reference import mixed_attention
 from mta_kernels.multi_token_attention.triton import convolution, taps_gradient
@@ -112,14 +111,6 @@ def both_passes(problem: Problem) -> dict[str, Tensor]:
         "v": dv,
         **{name: x for name, x in dmixers._asdict().items() if x is not None},
     }
-
-
-def cuda_kernels(problem: Problem) -> list[set[str]]:
-    """The names that `explain` tells, of both passes."""
-    q, documents = problem.q, problem.documents is not None
-    request = Request(problem.operation, q.device, q.dtype, q.shape[3], q.shape[1], True, documents=documents)
-    assert TRITON.cuda_kernels is not None
-    return [set(names) for names in TRITON.cuda_kernels(request, q, problem.k)]
 
 
 def by_reference(problem: Problem, dtype: torch.dtype, *, backward: bool = False) -> dict[str, Tensor]:

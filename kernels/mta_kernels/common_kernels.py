@@ -14,80 +14,57 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from torch import Tensor
 
 from mta_kernels import code_cache
-from mta_kernels.conv_attention.cuda_decode.hopper_plan import HopperConstants, hopper_plan_on
-from mta_kernels.conv_attention.cuda_decode.plan import plan_on
-from mta_kernels.conv_attention.cuda_sm80 import backward_constants as cuda_backward
-from mta_kernels.conv_attention.cuda_sm80 import forward as cuda_forward
-from mta_kernels.conv_attention.hopper import backward, forward, prepare
+from mta_kernels.conv_attention import conv_attention, conv_attention_decode
 from mta_kernels.nvrtc import compiler, shipped
 from mta_kernels.nvrtc.compiler import Source
-from mta_kernels.operation import Convolution, key_padding
+from mta_kernels.plan import A100, H200, Plan, plan
 
 DTYPES = (torch.bfloat16, torch.float16)
-CONVOLUTION = Convolution(6, 11, key_padding(11, "both"))  # of the paper's models
-HOPPER_HEAD_DIMS = (64, 96, 128, 256)
+TAPS = (6, 11)  # of the paper's models
+HEAD_DIMS = {"hopper": (H200, (64, 96, 128, 256)), "cuda": (A100, (64, 96, 128))}
 CAUSAL_AND_PACKED = ((True, False), (True, True), (False, False))
 DECODE_HEAD_DIMS, DECODE_GROUPS = (64, 128), (4, 8)  # query heads a KV head: without sharing, decode is Triton's
-CUDA_HEAD_DIMS = (64, 96, 128)
-A100, H200 = ("sm_80", 163 * 1024), ("sm_90", 227 * 1024)  # architecture, bytes of shared memory a block may have
-DECODE_GPUS = ((*A100, 108), (*H200, 132))  # and their multiprocessors
+# Of these the plan of a decode step takes all its kernels: batch sizes, keys of a sequence, keys of a page or 0.
+BATCHES, KEYS, PAGE_SIZES = (1, 64), (500, 4096, 65536), (0, 16, 256)
 
 
 def common_sources() -> list[Source]:
-    """The sources of common calls, each once."""
-    found = {source.file_name: source for source in itertools.chain(_hopper(), _cuda(), _decode())}
+    """The sources that common calls launch, each once."""
+    calls = (call for found in itertools.chain(_passes(), _decode()) for call in found.calls)
+    found = {call.source.file_name: call.source for call in calls if call.language == "cuda"}
     return list(found.values())
 
 
-def _hopper() -> Iterator[Source]:
-    for dtype, head_dim in itertools.product(DTYPES, HOPPER_HEAD_DIMS):
-        shape = (dtype, head_dim, CONVOLUTION)
-        yield prepare.PrepareConstants(*shape).source
-        for causal, packed in CAUSAL_AND_PACKED:
-            yield forward.ForwardConstants(*shape, causal, packed).source
-            if head_dim > forward.MAX_BACKWARD_HEAD_DIM:
-                yield from _cuda_backward(H200, dtype, head_dim, causal, packed)
-            else:
-                constants = backward.BackwardConstants(*shape, causal, packed)
-                yield constants.source
-                yield constants.exact.source
+def _passes() -> Iterator[Plan]:
+    for backend, (gpu, head_dims) in HEAD_DIMS.items():
+        for dtype, head_dim, (causal, packed) in itertools.product(DTYPES, head_dims, CAUSAL_AND_PACKED):
+            q, k, v = (_tensor(1, 2, 512, head_dim, dtype=dtype).requires_grad_() for _ in range(3))
+            bounds = _tensor(3, dtype=torch.int32) if packed else None
+            options = {"causal": causal, "cu_seqlens": bounds, "backend": backend, "backward": True}
+            yield plan(gpu, conv_attention, q, k, v, _tensor(2, *TAPS, dtype=dtype), **options)
 
 
-def _cuda() -> Iterator[Source]:
-    architecture, limit = A100
-    for dtype, head_dim in itertools.product(DTYPES, CUDA_HEAD_DIMS):
-        for causal, packed in CAUSAL_AND_PACKED:
-            shape = (dtype, head_dim, CONVOLUTION, causal, packed, limit)
-            yield cuda_forward.ForwardConstants(*shape).source(architecture)
-            yield from _cuda_backward(A100, dtype, head_dim, causal, packed)
+def _decode() -> Iterator[Plan]:
+    shapes = itertools.product(
+        (A100, H200), DTYPES, DECODE_HEAD_DIMS, DECODE_GROUPS, BATCHES, KEYS, PAGE_SIZES
+    )  # fmt: skip
+    for gpu, dtype, head_dim, group, batch, keys, page_size in shapes:
+        heads, table = 2 * group, None
+        q, weight = (_tensor(*sizes, dtype=dtype) for sizes in ((batch, heads, TAPS[0], head_dim), (heads, *TAPS)))
+        cache = _tensor(batch, 2, keys, head_dim, dtype=dtype)
+        if page_size:
+            pages = -(-keys // page_size)
+            cache = _tensor(batch * pages, 2, page_size, head_dim, dtype=dtype)
+            table = _tensor(batch, pages, dtype=torch.int32)
+        options = {"lengths": _tensor(batch, dtype=torch.int32), "block_table": table, "backend": "cuda"}
+        yield plan(gpu, conv_attention_decode, q, cache, cache, weight, **options)
 
 
-def _cuda_backward(
-    gpu: tuple[str, int], dtype: torch.dtype, head_dim: int, causal: bool, packed: bool
-) -> Iterator[Source]:
-    architecture, limit = gpu
-    constants = cuda_backward.constants_for(dtype, head_dim, CONVOLUTION, causal, packed, limit)
-    assert constants, "it has tiles for these head dims"
-    yield constants.prepare_source(architecture)
-    yield constants.source(architecture)
-    yield constants.exact(architecture).source
-
-
-def _decode() -> Iterator[Source]:
-    for gpu, dtype, head_dim, group, paged in itertools.product(
-        DECODE_GPUS, DTYPES, DECODE_HEAD_DIMS, DECODE_GROUPS, (False, True)
-    ):
-        architecture, limit, multiprocessors = gpu
-        shape = limit, multiprocessors, dtype, head_dim, CONVOLUTION, group, paged
-        for plan in (plan_on(*shape, aligned=True), hopper_plan_on(*shape) if architecture == "sm_90" else None):
-            if plan is not None:
-                yield plan.constants.source(architecture)
-                if not plan.constants.last_adds_up:
-                    yield plan.constants.source(architecture, "merge")
-                if isinstance(plan.constants, HopperConstants):
-                    yield plan.constants.without_merge.source(architecture)
+def _tensor(*sizes: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(sizes, dtype=dtype, device="meta")
 
 
 def compile_into_package(sources: Sequence[Source]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mta_kernels import planned
 from mta_kernels.torch_compile import asked_once
 
 # A Hopper GPU.
@@ -70,12 +71,26 @@ def tile_limits(x: torch.Tensor) -> dict[str, Any]:
     return {"element_size": x.element_size(), **limits}
 
 
+def cuda_capability(device: torch.device | int) -> tuple[int, int]:
+    """Compute capability of a CUDA device; raises what PyTorch raises where there is none."""
+    gpu = planned.gpu_at(device if isinstance(device, int) else device.index)
+    return gpu.capability if gpu else torch.cuda.get_device_capability(device)
+
+
+@functools.cache
+def device_name(device: torch.device) -> str:
+    """The model of a GPU; an empty text for what is none."""
+    if gpu := planned.gpu_at(device.index):
+        return gpu.name
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
 @asked_once
 def absent(device: torch.device | str) -> str | None:
     """That there is no such GPU on this machine, in words, or None."""
     if torch.device(device).type == "cuda":
         try:
-            torch.cuda.get_device_capability(device)
+            cuda_capability(torch.device(device))
         except (AssertionError, RuntimeError):  # a PyTorch without CUDA, no driver, or no GPU of that number
             return f"PyTorch finds no {device} device on this machine"
     return None
@@ -83,6 +98,8 @@ def absent(device: torch.device | str) -> str | None:
 
 @functools.cache
 def _limits(device: torch.device) -> tuple[tuple[int, int], int, int, int]:
+    if gpu := planned.gpu_at(device.index):
+        return gpu.capability, gpu.shared_memory, gpu.sm_count, gpu.memory
     found = torch.cuda.get_device_properties(device)
     shared_memory = found.shared_memory_per_block_optin  # type: ignore[attr-defined]
     return (found.major, found.minor), shared_memory, found.multi_processor_count, found.total_memory

@@ -17,6 +17,13 @@ from mta_kernels.watchers import may_be_dual, nobody_watches
 
 _unseen: dict[Any, tuple[Callable, Callable, tuple]] = {}  # of an operator: `register`'s kernel, Function and `first`
 
+_kernels: dict[Any, Callable[..., Any]] = {}
+
+
+def kernel_of(op: Any) -> Callable[..., Any]:
+    """What runs an operator of this package."""
+    return _kernels[op]
+
 
 def under_torch_func() -> bool:
     """Whether a transform of torch.func is active: grad, vjp, jvp, vmap."""
@@ -115,6 +122,12 @@ def check_no_tangents_in_kernels(operation: str, backend: str, *arguments: Any) 
     check_no_tangents(f"{operation} through backend {backend!r}", "backend='reference' has them", *arguments)
 
 
+def register_kernel(op: torch._ops.OpOverload, kernel: Callable[..., Any]) -> None:
+    """Let `kernel` run an operator."""
+    torch.library.impl(op.name(), ("cpu", "cuda"))(kernel)
+    _kernels[op] = kernel
+
+
 def register(
     op: torch._ops.OpOverload, kernel: Callable[..., Any], operation: str, function: Any, *first: Any,
     of_backends: bool = True,
@@ -136,6 +149,6 @@ def register(
         with enable_single_level_autograd_function():
             return function.apply(*first, *arguments)
 
-    torch.library.impl(op.name(), ("cpu", "cuda"))(kernel)
+    register_kernel(op, kernel)
     torch.library.impl(op.name(), "Autograd")(autograd)
     _unseen[op] = kernel, function.apply, first

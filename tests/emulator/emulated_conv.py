@@ -33,6 +33,6 @@ def emulated_cuda(monkeypatch: pytest.MonkeyPatch) -> ConvEmulator:
     found = ConvEmulator()
     found.take_over(monkeypatch, shape)
     monkeypatch.setattr(shape, "device_unsupported", lambda device: None)
-    monkeypatch.setattr(shape, "missing_package", lambda: None)
+    monkeypatch.setattr(shape, "missing_package", lambda *_: None)
     monkeypatch.setattr(decode, "choose_splits", lambda *_: 3)
     return found

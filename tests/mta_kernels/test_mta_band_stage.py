@@ -8,7 +8,7 @@ import pytest
 import torch
 from emulated_bands import emulated_bands  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
-from mta_inputs import assert_twice_eager, cuda_kernels, forward, gradients, make, small_chunks, take_cuda
+from mta_inputs import assert_twice_eager, forward, gradients, make, small_chunks, take_cuda
 from torch import Tensor
 
 from mta_kernels import score_chunks
@@ -53,7 +53,6 @@ def test_all_steps(launches: list[str], options: dict) -> None:
         assert set(launches) == {"convolve_rows"}
     found = gradients(problem)
     assert set(launches) == {"convolve_rows", "convolution_gradients"}
-    assert cuda_kernels(problem) == [{"convolve_rows"}, set(launches)]
     if "queries" not in options:
         assert_twice_eager(found, problem, backward=True)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from emulated_heads import emulated_heads  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory, with_gaps
-from mta_inputs import Problem, assert_twice_eager, cuda_kernels, forward, gradients, make, small_chunks, take_cuda
+from mta_inputs import Problem, assert_twice_eager, forward, gradients, make, small_chunks, take_cuda
 from torch import Tensor
 
 from mta_kernels import score_chunks
@@ -52,7 +52,6 @@ def check(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_all_steps(calls: list, monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
     problem = make(2, 70, 16, FP16, **options)
-    assert cuda_kernels(problem)[0] == {"pre_heads", "post_heads"}
     check(problem, monkeypatch)
     assert len(calls) == (2 if "queries" in options else 3)
 

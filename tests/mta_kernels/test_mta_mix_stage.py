@@ -6,7 +6,7 @@ import pytest
 import torch
 from emulated_mix import emulated_mix  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
-from mta_inputs import Problem, assert_twice_eager, cuda_kernels, forward, gradients, make, small_chunks, take_cuda
+from mta_inputs import Problem, assert_twice_eager, forward, gradients, make, small_chunks, take_cuda
 from torch import Tensor
 
 from mta_kernels import score_chunks
@@ -67,7 +67,6 @@ def test_forward(mixes: list, heads: int, keys: int, head_dim: int, options: dic
     problem = make(heads, keys, head_dim, BF16, **options)
     check(problem)
     assert mixes
-    assert cuda_kernels(problem)[0] == {"mix_logits", "mix_values"}
 
 
 def test_large_scores(mixes: list) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -289,17 +288,6 @@ def test_a_choice_says_why() -> None:
     assert unsupported("fake", operation=operation, **cell) is None
     assert unsupported("reference", operation=operation, **cell) is None
     assert unsupported("fake", operation=operation, **cell, dropout=0.1) == "the fake has no dropout"
-
-
-def test_a_choice_names_cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = small()
-    names: list[tuple[str, ...]] = [("pre_heads", "post_heads"), ("mix_rows",)]
-    told = replace(FAKE, cuda_kernels=lambda *_: names)
-    monkeypatch.setattr(backends_module, "KERNELS", (told,))
-    reason = "asked for, with the CUDA kernels pre_heads and post_heads, backward with the CUDA kernel mix_rows"
-    assert explain(**inputs, backend="fake").reason == reason
-    names[0] = ()
-    assert explain(**inputs, backend="fake").reason == "asked for, backward with the CUDA kernel mix_rows"
 
 
 def test_bounds_of_documents() -> None:

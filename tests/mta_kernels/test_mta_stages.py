@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mta_kernels.gpu_limits import Gpu
-from mta_kernels.multi_token_attention import kernel_names, stages
+from mta_kernels.multi_token_attention import stages
 from mta_kernels.operation import Convolution, HeadMix, Operation
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -62,42 +62,3 @@ def test_measurements_turn_kernels_off(monkeypatch: pytest.MonkeyPatch, switch: 
 def test_what_is_no_nvidia_gpu_has_none_of_these_kernels() -> None:
     assert stages.cuda_gpu(torch.device("cpu")) is None
     assert stages.cuda_gpu(torch.device("meta")) is None
-
-
-BY_HEADS = ("convolve_heads", "differentiate_logits")
-GRADIENTS = "convolution_gradients"
-AFTER = Operation(None, 1.0, True, MIX, TAPS, MIX)
-
-
-@pytest.mark.parametrize(
-    ("operation", "gpu", "dtype", "forth", "back"),
-    [
-        (MIXED, H200, BF16, ("mix_logits", "mix_values"), ("mix_rows_backward",)),
-        (MIXED, A100, BF16, ("mix_rows",), ("mix_rows_backward",)),  # of the first chunks
-        (ALL, H200, BF16, ("pre_heads", "post_heads"), ("rebuild_probabilities", *BY_HEADS, GRADIENTS)),
-        (ALL, RTX_4090, BF16, ("convolve_rows",), ("convolve_rows", GRADIENTS)),
-        (AFTER, H200, BF16, ("pre_heads", "post_heads"), ("mix_probabilities", *BY_HEADS, GRADIENTS)),
-        (Operation(TAPS, 1.0, True, MIX), H200, BF16, ("convolve_rows",), ("convolve_rows", GRADIENTS)),
-        (ALL, H200, FP32, (), ()),
-        (ALL, None, BF16, (), ()),
-    ],
-    ids=str,
-)
-def test_names_of_kernels(
-    operation: Operation, gpu: Gpu | None, dtype: torch.dtype, forth: tuple[str, ...], back: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(stages, "cuda_gpu", lambda device: gpu)
-    q = torch.empty(4, 16, 4096, 64, dtype=dtype, device="meta")
-    assert kernel_names.of_forward(operation, q, 4096, False) == forth
-    assert kernel_names.of_backward(operation, q, 4096) == back
-
-
-def test_chunks_of_few_keys_have_rows_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "cuda_gpu", lambda device: A100)
-    q = torch.empty(1, 16, 16384, 64, dtype=BF16, device="meta")
-    causal, whole = MIXED, Operation(None, 1.0, False, pre_mix=MIX)
-    assert [kernel_names.of_backward(operation, q, 16384) for operation in (causal, whole)] == [
-        ("mix_rows_backward",),
-        (),
-    ]

@@ -12,17 +12,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import torch
 from emulated_forward import ForwardEmulator, emulated_forward  # noqa: F401
 from emulated_hopper import HopperEmulator, emulator  # noqa: F401
-from kernel_inputs import make
-from torch import Tensor
 
 from mta_kernels import code_cache, common_kernels
-from mta_kernels.conv_attention import conv_attention
-from mta_kernels.conv_attention.cuda_sm80 import backward as cuda_backward
-from mta_kernels.conv_attention.cuda_sm80 import forward as cuda_forward
-from mta_kernels.conv_attention.hopper import prepare
 from mta_kernels.nvrtc import compiler, driver, shipped
 from mta_kernels.nvrtc.compiler import Source
 
@@ -126,38 +119,10 @@ def test_the_newest_code_that_the_driver_runs_is_taken(monkeypatch: pytest.Monke
     assert shipped.shipped_code("b.cubin") is None
 
 
-def leaves() -> list[Tensor]:
-    """Inputs of a common call, where the emulator reads them, beside a GPU too."""
-    return [x.cpu().requires_grad_() for x in make(1, 1, 1, 60, 64, (6, 11), torch.bfloat16)]
-
-
-def test_what_common_calls_take_is_shipped(emulator: HopperEmulator, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    asked: list[str] = []
-
-    def machine_code(source: Source) -> bytes:
-        asked.append(source.file_name)
-        return emulator.machine_code(source)
-
-    monkeypatch.setattr(prepare, "machine_code", machine_code)
-    prepare.kernel.cache_clear()
-    conv_attention(*leaves(), backend="hopper").sum().backward()
-    assert {name.partition("-")[0] for name in asked} == {"prepare", "forward", "backward", "backward_exact"}
-    assert set(asked) <= {source.file_name for source in common_kernels.common_sources()}
-
-
-def test_what_common_calls_take_on_an_a100_is_shipped(
-    emulated_forward: ForwardEmulator,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[str] = []
-
-    def machine_code(source: Source) -> bytes:
-        asked.append(source.file_name)
-        return emulated_forward.machine_code(source)
-
-    for module in (cuda_backward, cuda_forward):
-        monkeypatch.setattr(module, "machine_code", machine_code)
-        monkeypatch.setattr(module, "shared_memory_limit", lambda device: 163 * 1024)
-    conv_attention(*leaves(), backend="cuda").sum().backward()
-    assert {name.partition("-")[0] for name in asked} == {"prepare", "forward", "backward", "backward_exact"}
-    assert set(asked) <= {source.file_name for source in common_kernels.common_sources()}
+def test_common_calls_launch_these() -> None:
+    found = {(source.path.parent.name, source.path.stem) for source in common_kernels.common_sources()}
+    assert found == {
+        *(("hopper", name) for name in ("prepare", "forward", "backward")),
+        *(("cuda_sm80", name) for name in ("prepare", "forward", "backward")), ("banded", "backward_exact"),
+        *(("cuda_decode", name) for name in ("few_heads", "many_heads", "hopper_heads", "merge")),
+    }  # fmt: skip

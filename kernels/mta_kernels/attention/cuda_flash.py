@@ -128,7 +128,7 @@ def unsupported(*, device: torch.device, dtype: torch.dtype, head_dim: int) -> s
         return reason
     if torch.cuda.get_device_capability(device) < (8, 0):
         return f"cuda-flash needs a GPU of sm_80 or later, which {torch.cuda.get_device_name(device)} is not"
-    return missing_package()
+    return missing_package(device)
 
 
 def tile_bytes(head_dim: int, element_size: int) -> dict[str, int]:

@@ -69,4 +69,4 @@ def unsupported(*, device: torch.device, dtype: torch.dtype, head_dim: int, rung
     """Why it cannot run, in one clause with what would work, or None."""
     if dtype not in ALL_ELEMENTS:
         return f"{rung} takes float32, float16 and bfloat16, not {dtype}"
-    return device_unsupported(device) or missing_package()
+    return device_unsupported(device) or missing_package(device)

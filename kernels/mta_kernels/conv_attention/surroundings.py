@@ -7,12 +7,15 @@ import contextlib
 import torch
 from torch import Tensor
 
+from mta_kernels import planned
 from mta_kernels.conv_attention.arguments import under_autocast
 
 
 def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
     """Triton launches on the current GPU: make it that of `x`."""
-    if not x.is_cuda or x.device.index == torch._C._cuda_getDevice():  # a quarter of the time of entering it again
+    if not x.is_cuda or planned.gpu_at(x.device.index):
+        return contextlib.nullcontext()
+    if x.device.index == torch._C._cuda_getDevice():  # a quarter of the time of entering it again
         return contextlib.nullcontext()
     return torch.cuda.device(x.device)
 

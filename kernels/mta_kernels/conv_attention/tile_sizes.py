@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from mta_kernels.code_cache import cache_folder, write_whole
+from mta_kernels.gpu_limits import device_name
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "tuned"
@@ -95,12 +96,6 @@ def reload() -> None:
     _chosen.clear()
     _tuned.cache_clear()
     files_in_effect.cache_clear()
-
-
-@functools.cache
-def device_name(device: torch.device) -> str:
-    """The model of a GPU; an empty text for what is none."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 @functools.cache

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,8 +50,6 @@ class MtaBackend:
     - `decode(operation, q_window, k_cache, v_cache, mixers, after, lengths, state, block_table, splits)`: the newest
       row `[B, Hq, 1, D]`, with the norm and gate of `after`, the state updated; `splits` is a number or "auto". None
       stands for a backend without it.
-    - `cuda_kernels(request, q, k)`: for `explain`, the names of those CUDA kernels that it takes where they
-      run: of the forward, and of the backward if the request has gradients; or of a decode step. None: it has no such.
 
     `documents` is None or `[2, N]` int32: for each position the first of its document and one past the last. Row i sees
     key j only if `documents[0, i] <= j < documents[1, i]`, and a convolution sees zeros at rows and keys of other
@@ -65,4 +63,3 @@ class MtaBackend:
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., Gradients]
     decode: Callable[..., Tensor] | None = None
-    cuda_kernels: Callable[..., Sequence[Sequence[str]]] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,9 +22,9 @@ from mta_kernels.conv_attention.arguments import (
 from mta_kernels.conv_attention.choice import Choice
 from mta_kernels.conv_attention.choice import explain as explain_conv_attention
 from mta_kernels.multi_token_attention import backends
-from mta_kernels.multi_token_attention.arguments import check_dropout, check_mixers
+from mta_kernels.multi_token_attention.arguments import NormGate, check_dropout, check_mixers
 from mta_kernels.multi_token_attention.backend import MtaBackend, Request
-from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
+from mta_kernels.multi_token_attention.mixers import Mixers, operation_of, with_dense_mixings
 from mta_kernels.operation import Operation
 
 
@@ -95,13 +96,42 @@ def explain(
         kernels, reason = choose(backend, request), "asked for"
     if kernels is None:
         return Choice("reference", reason)
-    if kernels.cuda_kernels is not None:
-        passes = zip(("with", "backward with"), kernels.cuda_kernels(request, asked, k), strict=False)
-        reason = ", ".join([reason, *(f"{words} {_cuda_kernels(names)}" for words, names in passes if names)])
+    if q.device.type == "cuda":
+        tensors = asked, like_cast(k), like_cast(v)
+        passes = zip(("with", "backward with"), _cuda_kernels(kernels, request, tensors, given), strict=False)
+        reason = ", ".join([reason, *(f"{words} {_in_words(names)}" for words, names in passes if names)])
     return Choice(kernels.name, reason)
 
 
-def _cuda_kernels(names: Sequence[str]) -> str:
+def _cuda_kernels(
+    kernels: MtaBackend, request: Request, tensors: tuple[Tensor, ...], given: Mixers
+) -> list[tuple[str, ...]]:
+    """Those that a forward would launch, and a backward if gradients are wanted, or a decode step.
+
+    A decode step is planned for a cache of contiguous keys that is full.
+    """
+    from mta_kernels.multi_token_attention.decode.state import DecodeState
+    from mta_kernels.plan import PlannedGpu, plan
+
+    q, k, v = (torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in tensors)
+    mixers = with_dense_mixings(Mixers(*(None if x is None else x.detach().to("meta") for x in given)))
+    call, (batch, heads, _, _) = (request.operation, q, k, v, mixers), q.shape
+    launched = partial(plan, PlannedGpu.of(request.device))
+    if request.decode is not None:
+        state, lengths = None, q.new_empty(batch, dtype=torch.int32)
+        if given.post_conv is not None:
+            taps = given.post_conv.shape[1]
+            state = DecodeState.empty(batch, heads, taps, k.shape[2], dtype=q.dtype, device="meta")
+        return [launched(kernels.decode, *call, NormGate(), lengths, state, None, "auto").names("cuda")]
+    documents = q.new_empty(2, k.shape[2], dtype=torch.int32) if request.documents else None
+    passes = [launched(kernels.forward, *call, documents=documents)]
+    if request.gradients:
+        logsumexp = q.new_empty(q.shape[:3], dtype=torch.float32)
+        passes.append(launched(kernels.backward, *call, logsumexp, q, documents=documents))
+    return [found.names("cuda") for found in passes]
+
+
+def _in_words(names: Sequence[str]) -> str:
     *others, last = names
     return f"the CUDA kernels {', '.join(others)} and {last}" if others else f"the CUDA kernel {last}"
 

@@ -38,7 +38,7 @@ Forward = Literal["mix", "heads", "stages"]
 @functools.lru_cache(256)
 def cuda_gpu(device: torch.device) -> Gpu | None:
     """The GPU that a device is, None where no kernel in CUDA C++ can be compiled or run."""
-    if device.type != "cuda" or missing_package() is not None or gpu_of(device).capability < (8, 0):
+    if device.type != "cuda" or missing_package(device) is not None or gpu_of(device).capability < (8, 0):
         return None
     return gpu_of(device)
 

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from mta_kernels import planned
 from mta_kernels.code_cache import cache_folder, keep_code, kept_code
 from mta_kernels.nvrtc.shipped import shipped_code
 
@@ -86,7 +89,12 @@ def headers_in(folder: Path, names: Iterable[str] = ()) -> dict[str, str]:
 
 
 def machine_code(source: Source) -> bytes:
-    """Machine code: shipped in the wheel, else as this compiler made it before (see `cache_folder`), else compiled."""
+    """Machine code: shipped in the wheel, else as this compiler made it before (see `cache_folder`), else compiled.
+
+    While a call is only planned, the source itself.
+    """
+    if planned.recorder() is not None:
+        return source  # type: ignore[return-value]
     name = source.file_name
     if (code := shipped_code(name)) is not None:
         return code
@@ -109,16 +117,24 @@ def version() -> str:
     return f"{major}.{minor}"
 
 
+MISSING = "NVRTC is not installed (pip install 'mtabench[cuda]'; PyTorch for CUDA brings it)"
+
+
+def missing_package(device: torch.device | None = None) -> str | None:
+    """What must be installed to compile, in words, or None; for a planned GPU what that says of itself."""
+    gpu = None if device is None else planned.gpu_at(device.index)
+    return None if (gpu.has_nvrtc if gpu else _is_installed()) else MISSING
+
+
 @functools.cache
-def missing_package() -> str | None:
-    """What must be installed to compile, in words, or None."""
+def _is_installed() -> bool:
     try:
         from cuda.bindings import nvrtc
 
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError):
-        return "NVRTC is not installed (pip install 'mtabench[cuda]'; PyTorch for CUDA brings it)"
-    return None
+        return False
+    return True
 
 
 def _checked(results: tuple) -> Any:

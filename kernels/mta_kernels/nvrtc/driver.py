@@ -12,14 +12,18 @@ from typing import Any
 
 import torch
 
+from mta_kernels import planned
+from mta_kernels.gpu_limits import cuda_capability
 from mta_kernels.nvrtc.structures import fields
 
 DEPENDENT_LAUNCH = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
 
-def load(code: bytes, name: str, shared_memory: int, device: int) -> ctypes.c_void_p:
+def load(code: Any, name: str, shared_memory: int, device: int) -> Any:
     """The kernel `name` of this machine code on a device, allowed so many bytes of shared memory a block."""
+    if planned.gpu_at(device):
+        return planned.PlannedKernel(code, name)
     from cuda.bindings import driver
 
     limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -32,8 +36,10 @@ def load(code: bytes, name: str, shared_memory: int, device: int) -> ctypes.c_vo
     return ctypes.c_void_p(int(kernel))
 
 
-def clusters_at_once(kernel: ctypes.c_void_p, cluster: int, threads: int, shared_memory: int, device: int) -> int:
+def clusters_at_once(kernel: Any, cluster: int, threads: int, shared_memory: int, device: int) -> int:
     """Clusters of so many blocks that a device runs at the same time, one at least."""
+    if gpu := planned.gpu_at(device):
+        return planned.clusters_at_once(gpu, cluster, threads, shared_memory)
     from cuda.bindings import driver
 
     shape = driver.CUlaunchAttribute()
@@ -57,7 +63,7 @@ def cuda_release() -> int:
 
 def architecture(device: int) -> str:
     """A GPU's own, such as "sm_90"."""
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = cuda_capability(device)
     return f"sm_{major}{minor}"
 
 
@@ -93,6 +99,9 @@ class Launch:
             self._attribute = LaunchAttribute(DEPENDENT_LAUNCH, 0, 1)
             self.config.attributes, self.config.attribute_count = ctypes.addressof(self._attribute), 1
         self._pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        if isinstance(kernel, planned.PlannedKernel):
+            self.call = lambda: planned.launch(kernel, self.config, self._arguments)
+            return
         # As ctypes takes them without a look: a conversion costs as much as the call. cuda.bindings costs more.
         self.call = functools.partial(
             _libcuda().cuLaunchKernelEx, ctypes.byref(self.config), kernel, self._pointers, None
@@ -115,6 +124,8 @@ class LaunchSequence:
         self._device, self._stream = launches[0].device, 0  # as a config begins
         self._configs = [x.config for x in launches]
         self._calls = tuple(x.call for x in launches)
+        if planned.gpu_at(self._device):
+            self.__class__ = PlannedSequence
 
     def __call__(self) -> None:
         if torch._C._cuda_getDevice() != self._device:
@@ -139,6 +150,14 @@ class LaunchSequence:
             from cuda.bindings import driver
 
             checked((driver.CUresult(result),))
+
+
+class PlannedSequence(LaunchSequence):
+    """Launches on a GPU that is only planned for."""
+
+    def __call__(self) -> None:
+        for call in self._calls:
+            call()
 
 
 def launch(

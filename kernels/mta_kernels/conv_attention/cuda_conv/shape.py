@@ -32,7 +32,7 @@ def unsupported(
     return (
         device_unsupported(torch.device(device))
         or shape_unsupported(dtype, head_dim, query_taps, key_taps)
-        or missing_package()
+        or missing_package(torch.device(device))
     )
 
 

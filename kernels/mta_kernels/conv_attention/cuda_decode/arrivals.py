@@ -11,6 +11,8 @@ import threading
 import torch
 from torch import Tensor
 
+from mta_kernels import planned
+
 SPARE = 1 << 17  # counts set to zero ahead, half a MiB
 
 _lock = threading.Lock()
@@ -21,8 +23,8 @@ _captured: list[Tensor] = []  # kept
 
 def arrivals(count: int, device: torch.device) -> Tensor:
     """`[count]` int32 zeros that the kernel leaves as zeros, on the current stream of a device."""
-    if device.type != "cuda":  # in the tests' emulator
-        return torch.zeros(count, dtype=torch.int32)
+    if device.type != "cuda" or planned.gpu_at(device.index):  # in the tests' emulator, or without a GPU
+        return torch.zeros(count, dtype=torch.int32, device=device)
     with _lock:
         spare = _spare.get(device)
         if torch.cuda.is_current_stream_capturing():

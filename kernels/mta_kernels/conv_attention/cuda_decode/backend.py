@@ -8,7 +8,7 @@ from mta_kernels.conv_attention.backend import Backend, Request
 from mta_kernels.conv_attention.cuda_decode import decode
 from mta_kernels.conv_attention.cuda_sm80 import backward, forward
 from mta_kernels.conv_attention.cuda_sm80.backward_constants import ON_EVERY_GPU, no_room
-from mta_kernels.gpu_limits import absent, capability, shared_memory_limit
+from mta_kernels.gpu_limits import absent, capability, cuda_capability, shared_memory_limit
 from mta_kernels.nvrtc.compiler import missing_package
 from mta_kernels.torch_compile import asked_once, known
 
@@ -43,9 +43,9 @@ def platform_unsupported(device: torch.device | str) -> str | None:
     device = torch.device(device)
     if device.type != "cuda":
         return f"the CUDA kernels need an NVIDIA GPU, not a {device.type} device"
-    if torch.cuda.get_device_capability(device) < (8, 0):
+    if cuda_capability(device) < (8, 0):
         return f"{torch.cuda.get_device_name(device)} is older than sm_80"
-    return missing_package()
+    return missing_package(device)
 
 
 # A forward is taken before Triton's up to so many of its multiply-adds. At 0.61 of them (head dim 64, 6 x 11 taps) it

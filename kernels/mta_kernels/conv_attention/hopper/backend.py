@@ -13,7 +13,7 @@ from mta_kernels.conv_attention.backend import Backend, Gradients, Request
 from mta_kernels.conv_attention.cuda_sm80 import backward as cuda_backward
 from mta_kernels.conv_attention.hopper import backward, forward
 from mta_kernels.conv_attention.hopper.forward import MAX_BACKWARD_HEAD_DIM, shape_unsupported
-from mta_kernels.gpu_limits import absent
+from mta_kernels.gpu_limits import absent, cuda_capability, device_name
 from mta_kernels.nvrtc.compiler import missing_package
 from mta_kernels.operation import Operation
 from mta_kernels.torch_compile import asked_once
@@ -42,9 +42,9 @@ def platform_unsupported(device: torch.device | str) -> str | None:
     device = torch.device(device)
     if device.type != "cuda":
         return f"Hopper kernels need an NVIDIA H100, H200 or GH200, not a {device.type} device"
-    if torch.cuda.get_device_capability(device) != (9, 0):
-        return f"{torch.cuda.get_device_name(device)} is no Hopper GPU (sm_90), whose instructions these kernels use"
-    return missing_package()
+    if cuda_capability(device) != (9, 0):
+        return f"{device_name(device)} is no Hopper GPU (sm_90), whose instructions these kernels use"
+    return missing_package(device)
 
 
 def rank(request: Request) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels import planned
 from mta_kernels.conv_attention.backend import (
     Backend,
     ForwardReplay,
@@ -19,7 +20,7 @@ from mta_kernels.conv_attention.backend import (
     size_unsupported,
 )
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
-from mta_kernels.gpu_limits import absent, compiled_capability
+from mta_kernels.gpu_limits import absent, compiled_capability, cuda_capability
 from mta_kernels.operation import Operation
 from mta_kernels.torch_compile import asked_once, constant_when_compiled, known
 
@@ -49,7 +50,8 @@ def why_not(request: Request) -> str | None:
 @constant_when_compiled
 def platform_unsupported(device: torch.device | str, dtype: torch.dtype) -> str | None:
     """Why no Triton kernel could run in a dtype on this machine, or None."""
-    return _cached_platform_unsupported(device, dtype, os.environ.get("TRITON_INTERPRET") == "1")
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and not planned.gpu_at(torch.device(device).index)
+    return _cached_platform_unsupported(device, dtype, interpreted)
 
 
 @functools.cache
@@ -61,7 +63,7 @@ def _cached_platform_unsupported(device: torch.device | str, dtype: torch.dtype,
         return (
             f"Triton kernels need a CUDA GPU, not a {device.type} device (TRITON_INTERPRET=1 runs them slowly on a CPU)"
         )
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+    if device.type == "cuda" and cuda_capability(device) < (8, 0):
         return f"{torch.cuda.get_device_name(device)} is older than sm_80"
     if dtype not in DTYPES:
         return f"dtype {dtype} is not one of float16, bfloat16, float32"

@@ -14,6 +14,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mta_kernels import planned
 from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.fastpath.triton_launch import LaunchReplay, has_hooks, launch_replay
 from mta_kernels.gpu_limits import compiled_capability
@@ -32,6 +33,9 @@ def launch(kernel: Any, programs: int, signature: Hashable, *args: Any, **option
     in which of these begin at multiples of 16 bytes: see `call_signature`. Gives what launches it once more, if that is
     known.
     """
+    if (recorder := planned.recorder()) is not None:
+        recorder.triton(kernel, programs, args, options)
+        return None
     if not isinstance(kernel, JITFunction):  # Triton's interpreter
         kernel[(programs,)](*args, **options)
         return None

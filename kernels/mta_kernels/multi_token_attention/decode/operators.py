@@ -15,7 +15,7 @@ from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_by_numbers
 from mta_kernels.multi_token_attention.operators import numbers_of
 from mta_kernels.operation import Operation
-from mta_kernels.operator_gradients import check_no_tangents_in_kernels, check_not_mapped
+from mta_kernels.operator_gradients import check_no_tangents_in_kernels, check_not_mapped, register_kernel
 
 
 def decode_op(
@@ -46,7 +46,6 @@ DECODE = torch.ops.mta.multi_token_attention_decode.default
 flop_formulas.count_flops(flop_formulas.multi_token_attention_decode)
 
 
-@torch.library.impl("mta::multi_token_attention_decode", ("cpu", "cuda"))
 def _decode(
     q_window: Tensor, k_cache: Tensor, v_cache: Tensor, pre_conv: Tensor | None, pre_mix: Tensor | None,
     post_conv: Tensor | None, post_mix: Tensor | None, logits: Tensor | None, logsumexp: Tensor | None,
@@ -66,6 +65,9 @@ def _decode(
     return kernels.decode(
         operation, q_window, k_cache, v_cache, mixers, after, lengths, state, block_table, splits or "auto"
     )  # fmt: skip
+
+
+register_kernel(DECODE, _decode)
 
 
 @torch.library.register_fake("mta::multi_token_attention_decode")

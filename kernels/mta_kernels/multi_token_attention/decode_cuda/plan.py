@@ -124,7 +124,7 @@ def unsupported(operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache
         return "they need an NVIDIA GPU from sm_80 on"
     if shared_memory_limit(q_window.device) < SHARED_BYTES:
         return f"they need a GPU with {SHARED_BYTES // 1024} KB of shared memory for a block"
-    return missing_package() or shape_unsupported(operation, q_window, k_cache, v_cache)
+    return missing_package(q_window.device) or shape_unsupported(operation, q_window, k_cache, v_cache)
 
 
 def shape_unsupported(operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:

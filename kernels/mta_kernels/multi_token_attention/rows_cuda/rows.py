@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels import planned
 from mta_kernels.allocation import empty
 from mta_kernels.gpu_limits import Gpu, capability, gpu_of, shared_memory_limit, sm_count
 from mta_kernels.multi_token_attention.rows_cuda.plan import (
@@ -164,7 +165,7 @@ def kernel(constants: RowConstants, device: torch.device) -> Any:
     name = "mix_rows_backward" if constants.backward else "mix_rows"
     code = machine_code(constants.source(architecture))
     found = driver.load(code, name, shared_memory_limit(device), device.index)
-    if constants.cluster > PORTABLE:
+    if constants.cluster > PORTABLE and not planned.gpu_at(device.index):
         from cuda.bindings import driver as cuda
 
         allowed = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
@@ -176,12 +177,12 @@ def kernel(constants: RowConstants, device: torch.device) -> Any:
 @functools.cache
 def clusters_at_once(plan: RowPlan, device: torch.device) -> int:
     """Clusters that run at the same time: where they take their rows in turn, more would come after the others."""
-    from cuda.bindings import driver as cuda
-
     constants = plan.constants
     loaded = kernel(constants, device)
-    if constants.cluster > 1:
+    if constants.cluster > 1 or planned.gpu_at(device.index):
         return driver.clusters_at_once(loaded, constants.cluster, constants.threads, plan.shared_memory, device.index)
+    from cuda.bindings import driver as cuda
+
     function = cuda.CUfunction(loaded.value)
     with torch.cuda.device(device):
         found = cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, constants.threads, plan.shared_memory)

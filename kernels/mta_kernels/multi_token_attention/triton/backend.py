@@ -111,20 +111,4 @@ def _decode(operation: Operation, q_window: Tensor, *rest: Any) -> Tensor:
         return newest_row(operation, q_window, *rest)
 
 
-def _cuda_kernels(request: Request, q: Tensor, k: Tensor) -> list[tuple[str, ...]]:
-    if request.decode is not None:
-        from mta_kernels.multi_token_attention.decode_cuda import plan
-
-        return [plan.KERNELS if plan.unsupported(request.operation, q, *request.decode[1:]) is None else ()]
-    from mta_kernels.multi_token_attention.kernel_names import of_backward, of_forward
-
-    together = separate_heads.heads_that_meet(request.operation, q.shape[1], k.shape[1])
-    if request.operation.pre_mix is request.operation.post_mix is None:
-        together = q.shape[1]
-    operation = separate_heads.one_of(request.operation, q.shape[1], together)
-    q = q[:, :together]
-    forward = of_forward(operation, q, k.shape[2], request.documents)
-    return [forward, of_backward(operation, q, k.shape[2])] if request.gradients else [forward]
-
-
-TRITON = MtaBackend("triton", why_not, rank, _forward, _backward, _decode, _cuda_kernels)
+TRITON = MtaBackend("triton", why_not, rank, _forward, _backward, _decode)

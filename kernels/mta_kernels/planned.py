@@ -1,0 +1,106 @@
+"""GPUs that calls are only planned for, and what notes the kernels of such a call instead of launching them.
+
+A planned GPU has an index from `FIRST` on, where no machine has one. `plan.plan` gives out such GPUs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+FIRST = 100  # indices are below 128
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class PlannedGpu:
+    """A GPU by what decides which kernels run on it.
+
+    `shared_memory` are bytes a block may have, `shared_memory_of_sm` those of a multiprocessor, `memory` bytes in all;
+    `clusters` are the multiprocessors of each graphics processing cluster, which a cluster of blocks cannot leave.
+    Without `has_nvrtc` no kernel in CUDA C++ can be compiled.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    shared_memory: int
+    shared_memory_of_sm: int
+    sm_count: int
+    memory: int
+    clusters: tuple[int, ...] = ()
+    has_nvrtc: bool = True
+
+    @classmethod
+    def of(cls, device: torch.device) -> PlannedGpu:
+        """A GPU of this machine, or the planned one that a device is."""
+        if gpu := gpu_at(device.index):
+            return gpu
+        from mta_kernels.nvrtc.compiler import missing_package
+
+        found = torch.cuda.get_device_properties(device)
+        return cls(
+            found.name, (found.major, found.minor), found.shared_memory_per_block_optin,  # type: ignore[attr-defined]
+            found.shared_memory_per_multiprocessor, found.multi_processor_count, found.total_memory,
+            has_nvrtc=missing_package() is None,
+        )  # fmt: skip
+
+
+# Shared memory: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". An H200 runs thirty
+# clusters of four blocks that fill a multiprocessor at once, as it would with clusters of these sizes.
+H200 = PlannedGpu(
+    "NVIDIA H200", (9, 0), 227 * KIB, 228 * KIB, 132, 141 * 10**9, (18, 18, 18, 18, 16, 16, 14, 14)
+)  # fmt: skip
+A100 = PlannedGpu("NVIDIA A100-SXM4-80GB", (8, 0), 163 * KIB, 164 * KIB, 108, 80 * 10**9)
+
+_gpus: list[PlannedGpu] = []
+_of_thread = threading.local()
+
+
+def index_of(gpu: PlannedGpu) -> int:
+    """The index of a planned GPU, the same for equal ones."""
+    if gpu not in _gpus:
+        _gpus.append(gpu)
+    return FIRST + _gpus.index(gpu)
+
+
+def gpu_at(index: int | None) -> PlannedGpu | None:
+    """The planned GPU of an index, or None where the index is of a GPU of this machine, or of no GPU."""
+    return _gpus[index - FIRST] if index is not None and index >= FIRST else None
+
+
+def recorder() -> Any:
+    """What this thread gives its launches to, a `plan.Recorder`; None where kernels run."""
+    return getattr(_of_thread, "recorder", None)
+
+
+def record_with(found: Any) -> None:
+    """Give this thread's launches to `found` from now on; None ends that."""
+    _of_thread.recorder = found
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedKernel:
+    """A kernel in CUDA C++ that nobody compiled: its source, and its name there."""
+
+    source: Any
+    name: str
+
+    @property
+    def value(self) -> int:
+        """Stands for the driver's handle."""
+        return id(self)
+
+
+def clusters_at_once(gpu: PlannedGpu, cluster: int, threads: int, shared_memory: int) -> int:
+    """Clusters of so many blocks that the GPU runs at the same time, as far as registers do not limit them."""
+    blocks = max(1, min(2048 // threads, gpu.shared_memory_of_sm // (shared_memory + KIB)))
+    return sum(sms * blocks // cluster for sms in gpu.clusters or (gpu.sm_count,))
+
+
+def launch(kernel: PlannedKernel, config: Any, arguments: Sequence[Any]) -> None:
+    """Note a launch of `nvrtc.driver`."""
+    recorder().cuda(kernel, tuple(config.blocks), config.threads[0], config.shared_memory, arguments)
