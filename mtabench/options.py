@@ -343,7 +343,7 @@ CsvOut = Annotated[File, Output("--csv", help="Write the kernels as CSV.")]
 MemoryPass = Annotated[str, Option("--pass", **_one_of(KERNEL_PASSES), help="fwd, bwd or decode.")]
 MemorySize = Annotated[Text, Option(help="Memory to fit into, such as 80GB or 24GiB; the device's if not given.")]
 Trace = Annotated[
-    bool, Option("--measure", help="Call each cell on this machine's GPU and trace its peak, beside the model's.")
+    bool, Option("--measure", help="Call each cell on this machine's GPU and trace its peak, beside the planned one.")
 ]
 CellsCsv = Annotated[File, Output("--csv", help="Write a row a cell as CSV.")]
 CellsJson = Annotated[File, Output("--json-file", help="Write a row a cell as JSON.")]

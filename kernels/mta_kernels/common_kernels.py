@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,8 +44,9 @@ def _passes() -> Iterator[Plan]:
         for dtype, head_dim, (causal, packed) in itertools.product(DTYPES, head_dims, CAUSAL_AND_PACKED):
             q, k, v = (_tensor(1, 2, 512, head_dim, dtype=dtype).requires_grad_() for _ in range(3))
             bounds = _tensor(3, dtype=torch.int32) if packed else None
-            options = {"causal": causal, "cu_seqlens": bounds, "backend": backend, "backward": True}
-            yield plan(gpu, conv_attention, q, k, v, _tensor(2, *TAPS, dtype=dtype), **options)
+            tensors, options = (q, k, v, _tensor(2, *TAPS, dtype=dtype)), {"causal": causal, "cu_seqlens": bounds}
+            for backward in (False, True):
+                yield plan(gpu, conv_attention, *tensors, **options, backend=backend, backward=backward)
 
 
 def _decode() -> Iterator[Plan]:
@@ -59,7 +61,11 @@ def _decode() -> Iterator[Plan]:
             pages = -(-keys // page_size)
             cache = _tensor(batch * pages, 2, page_size, head_dim, dtype=dtype)
             table = _tensor(batch, pages, dtype=torch.int32)
-        options = {"lengths": _tensor(batch, dtype=torch.int32), "block_table": table, "backend": "cuda"}
+        options: dict[str, Any] = {
+            "lengths": _tensor(batch, dtype=torch.int32),
+            "block_table": table,
+            "backend": "cuda",
+        }
         yield plan(gpu, conv_attention_decode, q, cache, cache, weight, **options)
 
 

@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mta_kernels import operator_gradients, planned
+from mta_kernels.nvrtc.compiler import missing_package
 from mta_kernels.planned import A100, H200, PlannedGpu
 
-__all__ = ["A100", "H200", "KernelCall", "Plan", "PlannedGpu", "plan"]
+__all__ = ["A100", "H200", "KernelCall", "Plan", "PlannedGpu", "gpu_like", "on_planned", "plan"]
 
 # A tensor's address while a call is planned: a mark that no number of the kernels' arguments has, which storage it is
 # of, and the bytes from its start.
@@ -38,7 +39,8 @@ class KernelCall:
     `source` is what a compiler reads: a `nvrtc.compiler.Source`, or a function of Triton's; None for a kernel of
     PyTorch. `grid` are blocks, `threads` those of one, `shared_memory` its dynamic bytes, which Triton alone knows of
     its own kernels. `arguments` are as the kernel takes them, `constants` what is compiled in, with launch options.
-    `bytes` are of all tensors that it reads or writes, each counted once and wholly.
+    `bytes` are of all tensors that it reads or writes, each counted once and wholly. Launches one after the other that
+    are given one structure of arguments have the bytes of its tensors together: the first of them.
     """
 
     name: str
@@ -65,7 +67,7 @@ class Plan:
 
 
 def plan(gpu: PlannedGpu, call: Callable[..., Any], *args: Any, backward: bool = False, **options: Any) -> Plan:
-    """The launches of `call(*args, **options)` on a GPU, and with `backward` of the gradients of what it returns.
+    """The launches of `call(*args, **options)` on a GPU; with `backward` those of the gradients of what it returns.
 
     Tensors of the meta device stand for tensors of the GPU that begin at multiples of 16 bytes. What the call decides
     by numbers in a tensor cannot be planned. Raises what the call raises.
@@ -84,10 +86,25 @@ def plan(gpu: PlannedGpu, call: Callable[..., Any], *args: Any, backward: bool =
             if backward:
                 outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.requires_grad]
                 wanted = [x for x in inputs if x.requires_grad]
-                torch.autograd.grad(outputs, wanted, [torch.empty_like(x) for x in outputs], allow_unused=True)
+                gradients = [torch.empty_like(x) for x in outputs]
+                recorder.held -= sum(x.untyped_storage().nbytes() for x in gradients)  # they are inputs, too
+                recorder.found = Plan(peak_bytes=recorder.held)
+                torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
     finally:
         planned.record_with(None)
     return recorder.found
+
+
+def gpu_like(device: torch.device) -> PlannedGpu:
+    """A GPU of this machine as one to plan for, or the planned one that a device is."""
+    if gpu := planned.gpu_at(device.index):
+        return gpu
+    found = torch.cuda.get_device_properties(device)
+    return PlannedGpu(
+        found.name, (found.major, found.minor), found.shared_memory_per_block_optin,  # type: ignore[attr-defined]
+        found.shared_memory_per_multiprocessor, found.multi_processor_count, found.total_memory,
+        has_nvrtc=missing_package() is None,
+    )  # fmt: skip
 
 
 def on_planned(gpu: PlannedGpu) -> TorchFunctionMode:
@@ -105,6 +122,7 @@ class Recorder(TorchDispatchMode):
         self.held = 0  # bytes
         self._storages: dict[int, int] = {}  # their numbers, by PyTorch's
         self._bytes: list[int] = [0]  # of storages, by number
+        self._arguments: Any = None  # the structure of the last launch
 
     def storage_of(self, x: Tensor) -> int:
         """The number of a tensor's storage, which counts as memory until it is gone."""
@@ -126,18 +144,19 @@ class Recorder(TorchDispatchMode):
     def address(self, x: Tensor) -> int:
         """Where a tensor begins."""
         with torch._C.DisableTorchFunction():
-            return (MARK << STORAGES | self.storage_of(x)) << OFFSETS | x.storage_offset() * x.element_size()
+            return (MARK << STORAGES | self.storage_of(x)) << OFFSETS | int(x.storage_offset()) * x.element_size()
 
     def cuda(
         self, kernel: planned.PlannedKernel, grid: tuple[int, ...], threads: int, shared_memory: int,
         arguments: Sequence[Any],
     ) -> None:  # fmt: skip
         """Note a launch of CUDA C++, whose arguments are structures."""
-        source = kernel.source
+        source, structures = kernel.source, [x for x in arguments if x is not self._arguments]
+        self._arguments = arguments[-1]
         self.found.calls.append(
             KernelCall(
                 kernel.name, "cuda", source, source.constants, grid, threads, shared_memory, (),
-                self._bytes_at(word for x in arguments for word in _words(x)),
+                self._bytes_at(word for x in structures for word in _words(x)),
             )
         )  # fmt: skip
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 FIRST = 100  # indices are below 128
 KIB = 1024
 
@@ -33,20 +31,6 @@ class PlannedGpu:
     memory: int
     clusters: tuple[int, ...] = ()
     has_nvrtc: bool = True
-
-    @classmethod
-    def of(cls, device: torch.device) -> PlannedGpu:
-        """A GPU of this machine, or the planned one that a device is."""
-        if gpu := gpu_at(device.index):
-            return gpu
-        from mta_kernels.nvrtc.compiler import missing_package
-
-        found = torch.cuda.get_device_properties(device)
-        return cls(
-            found.name, (found.major, found.minor), found.shared_memory_per_block_optin,  # type: ignore[attr-defined]
-            found.shared_memory_per_multiprocessor, found.multi_processor_count, found.total_memory,
-            has_nvrtc=missing_package() is None,
-        )  # fmt: skip
 
 
 # Shared memory: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". An H200 runs thirty

@@ -147,7 +147,7 @@ class Team:
     def _estimate(self, cases: Sequence[Case], settings: Settings) -> float:
         from mtabench.sweeps.estimate import estimate_seconds
 
-        return estimate_seconds(cases, settings, gpu_name=self.device_name)
+        return estimate_seconds(cases, settings)
 
     def _first(self) -> Mapping[str, Facts]:
         """Those that are there now, once they have started to measure; of a cluster, those that answer in time."""

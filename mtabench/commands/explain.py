@@ -1,22 +1,22 @@
-"""The command `explain`: what the model says of a cell, term by term, beside what was measured."""
+"""The command `explain`: the kernels of a cell, and the least time of its work, beside what was measured."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
+from mta_kernels.plan import KernelCall
 from mtabench.commands import RESULTS_FOLDER
 from mtabench.console import make_console, say, significant
 from mtabench.errors import UsageError
 from mtabench.measuring.kept_ceilings import FILE_NAME, ceilings_of_device
-from mtabench.model.devices import Device, Rates, find_device, rates_of
-from mtabench.model.kernel import BESIDE, IN_TURN
+from mtabench.prediction.devices import Device, Rates, find_device, rates_of
 from mtabench.prediction.memory import expected_memory_bytes, input_bytes, longest_seq
-from mtabench.prediction.predict import Prediction, predict, tiles_on, unmodelled
+from mtabench.prediction.predict import Prediction, predict, unpredicted
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.registry import implementation_of
@@ -26,15 +26,10 @@ from mtabench.tables import Cell, Column, as_columns, print_columns, print_prose
 
 MOST_CELLS = 40
 RULE = (
-    "rule: a kernel takes max(tensor cores + exponentials + CUDA cores, shared memory, L2, memory) + start-up + launch "
-    "gaps; kernels follow each other; a call takes at least what the host needs to launch it"
+    "rule: a call takes at least max(FLOPs at the rate of products, bytes at the rate of copies) + 2 us a launch; "
+    "bytes are those of the tensors that its kernels take"
 )
-# Terms by the headings of their columns.
-HEADINGS = ("tensor", "exp", "CUDA\ncores", "shared", "L2", "memory", "start\nup", "gaps")
-COUNTS = (
-    "what each\nkernel does", "launches", "GMAC", "exp\n1e9", "shared\nmemory GB", "L2\nGB", "memory\nGB"
-)  # fmt: skip
-TERMS = dict(zip(HEADINGS, (*IN_TURN, *BESIDE, "start-up", "launch gaps"), strict=True))
+HEADINGS = ("kernel", "language", "launches", "blocks", "threads", "shared\nKiB", "MB")
 Measured = dict[tuple[str, ...], tuple[float, Path]]
 
 
@@ -51,7 +46,7 @@ def run(options: Options, device_name: str | None, results: Sequence[Path], ceil
     said = ""  # of the device; the same for all cells, unless ceilings of their dtypes were measured
     for case in cases:
         rates = rates_of(device, *kept.get(case.dtype, ()))
-        reason = unmodelled(case, device)
+        reason = unpredicted(case, device)
         if not reason and (limits := _limits(device, rates)) != said:
             print_prose(console, limits)
             said = limits
@@ -65,20 +60,14 @@ def run(options: Options, device_name: str | None, results: Sequence[Path], ceil
 
 
 def _explain(console: Console, case: Case, device: Device, rates: Rates, measured: Measured) -> None:
-    prediction = predict(case, device, rates, tiles_on(case, device))
-    if prediction.tiles:
-        print_prose(console, _tiles_line(case, prediction))
-    print_columns(console, _counts_table(prediction))
-    print_columns(console, _times_table(prediction))
-    if beside := [time.kernel.name for time in prediction.kernels if time.kernel.overlapped]:
-        print_prose(console, f"exponentials of {' and '.join(beside)} run beside the products, and are not added")
-    print_prose(console, _verdict(prediction, measured.get(key_of(case))))
-    kernel, term, seconds = prediction.largest
-    print_prose(
-        console,
-        f"largest term: {term} of {kernel}, {_ms(seconds)} ({seconds / prediction.gpu_s:.0%} of the GPU's time)",
-    )
+    prediction = predict(case, device, rates)
+    if prediction.calls:
+        print_columns(console, _kernels_table(prediction))
     work = implementation_of(case).work
+    print_prose(
+        console, f"{prediction.flops / 1e9:.4g} GFLOP, {prediction.moved_bytes / 1e6:.4g} MB through memory: "
+        f"{_verdict(prediction, measured.get(key_of(case)))}",
+    )  # fmt: skip
     needed = input_bytes(case) + expected_memory_bytes(case, work)
     longest = longest_seq(case, work, device.memory_bytes)
     print_prose(
@@ -94,54 +83,29 @@ def _limits(device: Device, rates: Rates) -> str:
 
 
 def _verdict(prediction: Prediction, found: tuple[float, Path] | None) -> str:
-    """Predicted beside measured."""
-    text = f"predicted: {_ms(prediction.seconds)}"
-    if prediction.host_s:
-        waits = ", and the GPU waits for it" if prediction.host_s > prediction.gpu_s else ""
-        host = f"the host needs about {_ms(prediction.host_s)} to launch it{waits}"
-        text += f" ({_ms(prediction.gpu_s)} on the GPU; {host})"
+    """The least time beside the measured one."""
+    text = f"at least {_ms(prediction.seconds)}, by {prediction.bound_by}"
     if found is None:
         return text
     measured_ms, path = found
-    off = prediction.seconds * 1e3 / measured_ms - 1
-    return f"{text}; measured: {significant(measured_ms)} ms ({path}), predicted {off:+.1%}"
+    share = prediction.seconds * 1e3 / measured_ms
+    return f"{text}; measured: {significant(measured_ms)} ms ({path}), of which that is {share:.0%}"
 
 
-def _counts_table(prediction: Prediction) -> list[Column]:
-    """A row a kernel: what all its launches do, without the columns that are empty."""
-    rows = []
-    for time in prediction.kernels:
-        kernel = time.kernel
-        counts = (kernel.macs, kernel.exponentials, kernel.shared_bytes, kernel.l2_bytes, kernel.memory_bytes)
-        numbers = (significant(n / 1e9, 3) if n else "" for n in counts)
-        rows.append([kernel.name, str(kernel.launches or ""), *numbers])
-    return [column for column in as_columns(COUNTS, rows) if any(column.texts)]
-
-
-def _times_table(prediction: Prediction) -> list[Column]:
-    """A row a kernel: what its terms come to, and the terms; "?" where a limit of the device is not known."""
-    terms = {
-        heading: name
-        for heading, name in TERMS.items()
-        if any(time.terms[name] or time.terms[name] is None for time in prediction.kernels)
-    }
-    rows: list[list[Cell]] = [
-        [time.kernel.name, _us(time.seconds), time.bound_by[0], *(_us(time.terms[name]) for name in terms.values())]
-        for time in prediction.kernels
-    ]
-    rows.append(["all", Text(_us(prediction.gpu_s), style="bold"), *[""] * (len(terms) + 1)])
-    return as_columns(("microseconds", "predicted", "bound by", *terms), rows, ("microseconds", "bound by"))
-
-
-def _tiles_line(case: Case, prediction: Prediction) -> str:
-    tiles = prediction.tiles
-    assert tiles is not None
-    if case.pass_ == "decode":
-        return f"splits: {tiles.splits} ({tiles.source})"
-    if case.pass_ == "fwd":
-        way = "registers" if tiles.in_registers else tiles.queries
-        return f"tiles: {_by(tiles.forward)}, queries in {way} ({tiles.source})"
-    return f"tiles: probabilities {_by(tiles.probabilities)}, values' {_by(tiles.value_gradients)} ({tiles.source})"
+def _kernels_table(prediction: Prediction) -> list[Column]:
+    """A row a kernel in the order of their first launches: of the largest launch, and the bytes of all."""
+    launches: dict[tuple[str, str], list[KernelCall]] = {}
+    for call in prediction.calls:
+        launches.setdefault((call.name.removeprefix("_").removesuffix("_kernel"), call.language), []).append(call)
+    rows: list[list[Cell]] = []
+    for (name, language), calls in launches.items():
+        largest = max(calls, key=lambda call: math.prod(call.grid))
+        blocks = f"{math.prod(largest.grid):,}" if largest.grid else ""
+        shared = significant(largest.shared_memory / 1024, 3) if largest.shared_memory else ""
+        megabytes = significant(sum(call.bytes for call in calls) / 1e6, 3)
+        rows.append([name, language, str(len(calls)), blocks, str(largest.threads or ""), shared, megabytes])
+    found = as_columns(HEADINGS, rows, ("kernel", "language"))
+    return [column for column in found if any(map(str, column.texts))]
 
 
 def _device(name: str | None) -> Device:
@@ -151,7 +115,7 @@ def _device(name: str | None) -> Device:
     import torch
 
     if not torch.cuda.is_available():
-        raise UsageError("explain predicts times of a GPU, and PyTorch finds none here; name one: --device-name h200")
+        raise UsageError("explain plans for a GPU, and PyTorch finds none here; name one: --device-name h200")
     return find_device(torch.cuda.get_device_name())
 
 
@@ -186,15 +150,5 @@ def _title(case: Case) -> str:
     )
 
 
-def _by(tile: tuple[int, int]) -> str:
-    return f"{tile[0]} x {tile[1]}"
-
-
 def _ms(seconds: float) -> str:
     return f"{significant(seconds * 1e3)} ms"
-
-
-def _us(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    return "" if not seconds else f"{seconds * 1e6:.1f}" if seconds < 1e-4 else f"{seconds * 1e6:.0f}"

@@ -1,4 +1,4 @@
-"""The command `memory`: what implementations store and move, beside what a tile takes, and where memory ends."""
+"""The command `memory`: what implementations store and move, and where memory ends."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rich.console import Console
 
 from mtabench.console import make_console, say, show_step
 from mtabench.errors import UsageError
-from mtabench.model.devices import Device, find_device, known_device
+from mtabench.prediction.devices import Device, find_device, known_device
 from mtabench.prediction.memory import longest_seq
-from mtabench.prediction.predict import unmodelled
-from mtabench.prediction.storage import storage_of, tile_of
+from mtabench.prediction.predict import unpredicted
+from mtabench.prediction.storage import storage_of
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.registry import implementation_of
@@ -29,7 +29,7 @@ from mtabench.tables import print_columns, print_prose
 UNITS = {"": 1, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 TRAFFIC = (
     "through memory: what a kernel reads comes from there once, and from the caches when it is read again; "
-    "implementations that are not modelled are left out"
+    "implementations that are not planned are left out"
 )
 
 
@@ -48,7 +48,7 @@ def run(
     limit = bytes_given or bytes_there
     impossible = {case: reason for case in plan.cases if (reason := _impossible(case, device))}
     cases = dict.fromkeys(_as_it_runs(case) for case in plan.cases if case not in impossible)
-    rows = [_row(case, device, limit) for case in cases]
+    rows = [_row(case, limit) for case in cases]
     if not rows:
         raise UsageError("; ".join(dict.fromkeys(f"{case.impl}: {reason}" for case, reason in impossible.items())))
     console = make_console()
@@ -92,8 +92,7 @@ def _device(name: str | None, measure: bool) -> tuple[Device | None, float, str]
         raise UsageError("memory is told of a GPU, and PyTorch finds none here; name one: --device-name h200")
     name = torch.cuda.get_device_name()
     found = known_device(name)
-    said = name if found else f"{name}, whose limits are not known: tiles are not shown"
-    return found, _memory_here(), said
+    return found, _memory_here(), name
 
 
 def _memory_here() -> float:
@@ -113,13 +112,12 @@ def _impossible(case: Case, device: Device | None) -> str | None:
     implementation = implementation_of(case)
     if case.pass_ not in implementation.passes:
         return f"has no {case.pass_} pass"
-    return unmodelled(case, device) if implementation.never_on else None
+    return unpredicted(case, device) if device and implementation.planned else None
 
 
-def _row(case: Case, device: Device | None, limit: float) -> Row:
+def _row(case: Case, limit: float) -> Row:
     longest = longest_seq(case, implementation_of(case).work, limit, multiple=1)
-    tile = tile_of(case, device) if device else None
-    return Row(case=case, tile=tile, storage=storage_of(case), memory=limit, longest=longest)
+    return Row(case=case, storage=storage_of(case), memory=limit, longest=longest)
 
 
 def _traced(rows: Sequence[Row]) -> list[Row]:
@@ -157,7 +155,7 @@ def _show(console: Console, rows: Sequence[Row], by_tokens: bool, measured: bool
     for text in dict.fromkeys(f"{row.case.label}: {row.reason}" for row in rows if row.reason):
         print_prose(console, text)
     if not measured and torch.cuda.is_available():
-        print_prose(console, "next: --measure traces the peaks on this GPU, beside those of the model")
+        print_prose(console, "next: --measure traces the peaks on this GPU, beside those of the plan")
 
 
 def _title(rows: Sequence[Row]) -> str:

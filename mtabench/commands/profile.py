@@ -21,8 +21,8 @@ from mtabench.environment import describe, git_columns
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.git import make_folder
 from mtabench.measuring.readiness import memory_reason, unsupported_reason
-from mtabench.model.devices import rates_of
-from mtabench.prediction.predict import predict, tiles_on, unmodelled
+from mtabench.prediction.devices import known_device, rates_of
+from mtabench.prediction.predict import predict, unpredicted
 from mtabench.problem import axes
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, Inputs, make_inputs
@@ -40,11 +40,10 @@ from mtabench.profiling.tables import (
     verdict_lines,
 )
 from mtabench.profiling.trace import trace
-from mtabench.profiling.verdict import launch_verdict, model_verdict
+from mtabench.profiling.verdict import launch_verdict, least_verdict
 from mtabench.prose import plural
 from mtabench.registry import implementation_of, loaded_files, typed_as
 from mtabench.results.results_file import key_of
-from mtabench.sweeps.estimate import this_gpu
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.sweep import words
 from mtabench.tables import print_columns
@@ -161,7 +160,7 @@ class _Profiler:
         if case.device == "cuda":
             kernel_ms = sum(use.total_ms for use in uses)
             say(self.console, launch_verdict(kernel_ms, wall))
-            if kernel_ms and (of_model := _model_words(case, kernel_ms)):
+            if kernel_ms and (of_model := _least_words(case, kernel_ms)):
                 say(self.console, of_model)
             del cell
             torch.cuda.empty_cache()  # the other profilers run the cell in processes of their own
@@ -192,12 +191,12 @@ class _Profiler:
         return reason is None
 
 
-def _model_words(case: Case, kernel_ms: float) -> str:
-    """What the model says of a cell whose kernels took so long here; empty where it knows no such cell or GPU."""
-    gpu = this_gpu()
-    if gpu is None or unmodelled(case, gpu):
+def _least_words(case: Case, kernel_ms: float) -> str:
+    """The least time of a cell whose kernels took so long here; empty where this GPU or the cell is not predicted."""
+    gpu = known_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    if gpu is None or unpredicted(case, gpu):
         return ""
-    return model_verdict(predict(case, gpu, rates_of(gpu), tiles_on(case, gpu)), kernel_ms)
+    return least_verdict(predict(case, gpu, rates_of(gpu)), kernel_ms)
 
 
 def _tools(text: str | None, device: str) -> tuple[list[str], list[str]]:

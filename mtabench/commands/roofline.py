@@ -13,7 +13,7 @@ from mtabench.charts.data import read_cells
 from mtabench.console import make_console, say, significant
 from mtabench.errors import UsageError
 from mtabench.measuring.settled import UNSETTLED, mark_of, unsettled_of
-from mtabench.model.devices import known_device
+from mtabench.prediction.devices import known_device
 from mtabench.prediction.roofline import Standing, standing
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
@@ -123,7 +123,7 @@ def _ceilings(cells: Any, device: str) -> tuple[Ceilings, str]:
             found = found._replace(
                 matmul_tflops=found.matmul_tflops or matmul, copy_gbytes_s=found.copy_gbytes_s or copy
             )
-            notes.append(f"{' and '.join(taken)} taken from mtabench.model.devices")
+            notes.append(f"{' and '.join(taken)} taken from mtabench.prediction.devices")
     placed = found.matmul_tflops and any(found.memory(pass_).gbytes_s for pass_ in passes)
     return found, "; ".join(notes) + ("" if placed else ": not placed")
 

@@ -6,16 +6,12 @@ implementation needs. A file loads neither torch nor kernels before one of its f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mtabench.model.devices import Device
-from mtabench.model.fused import Tiles
-from mtabench.model.kernel import Kernel
-from mtabench.model.on_chip import Tile
-from mtabench.model.rungs import Rung
 from mtabench.problem.case import MODES, Case
+from mtabench.problem.rungs import Rung
 from mtabench.static.sources import Source
 
 if TYPE_CHECKING:
@@ -55,10 +51,7 @@ class Implementation:
     (those, and the margins that tiles share). Where that does not fit, `stores` says what a forward stores, and
     `flops` the FLOP/s that an estimate takes.
 
-    `kernels` lists the kernels of one call on a device for the model, from the case and their tiles; `tiles` are those
-    on a device; `host_s` is the seconds to launch one kernel, by pass. `never_on` says why it cannot run a case
-    on a device that may be absent, or None; `not_modelled` why `kernels` says nothing of one. `tile` is the bytes that
-    a block of the forward holds on the chip.
+    What is `planned` runs its kernels through `mta_kernels`, whose plans say which they are on any GPU.
 
     `no_expanded_dout` says why its backward is not checked with dout of one row expanded over all, if it is not.
 
@@ -91,12 +84,7 @@ class Implementation:
     sources: tuple[Source, ...] = ()
     flops: float | None = None
     stores: Rung | None = None
-    kernels: Callable[[Case, Tiles, Device], list[Kernel]] | None = None
-    never_on: Callable[[Case, Device | None], str | None] | None = None
-    not_modelled: Callable[[Case, Device | None], str | None] | None = None
-    tiles: Callable[[Case, Device], Tiles] | None = None
-    host_s: Mapping[str, float] = field(default_factory=dict)
-    tile: Callable[[Case, Device], Tile | None] | None = None
+    planned: bool = False
 
     @property
     def of_models(self) -> bool:

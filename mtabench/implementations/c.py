@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from mtabench.implementations import Style
 from mtabench.implementations._calls import ladder_rung
-from mtabench.model.devices import Device
-from mtabench.model.on_chip import Tile, blocks, constants_in
-from mtabench.model.rungs import Rung
-from mtabench.problem.case import Case
-
-
-def tile(case: Case, device: Device) -> Tile:
-    """Of c-tiled, in a core's caches."""
-    from mta_kernels.attention.c_compiler import FOLDER
-
-    sizes = constants_in(FOLDER / "c_tiled.c")
-    return blocks(replace(case, dtype="fp32"), sizes["QUERIES"], sizes["KEYS"], case.head_dim, case.head_dim)
-
+from mtabench.problem.rungs import Rung
 
 _rung = partial(ladder_rung, passes=("fwd",), devices=("cpu",))
 
@@ -35,6 +22,6 @@ ENTRIES = (
         order=120, name="c-tiled", work="tiled",
         summary="plain attention: C in tiles that fit the caches, all cores and their vector units",
         style=Style("#8A4B08", "#D8A05B", "s", "-", alone=True),
-        stores=Rung(float32=True), tile=tile,
+        stores=Rung(float32=True),
     ),
 )  # fmt: skip

@@ -7,10 +7,6 @@ from functools import partial
 
 from mtabench.implementations import Implementation, Style
 from mtabench.implementations._calls import backend_why_not, conv_attention_by
-from mtabench.model import banded, mma
-from mtabench.model.devices import Device
-from mtabench.model.fused import Tiles
-from mtabench.model.kernel import Kernel
 from mtabench.problem.case import Case
 from mtabench.static.limits import Limits
 from mtabench.static.shapes import Shape
@@ -29,48 +25,6 @@ def splits_used(case: Case) -> int:
     return choose_splits(
         case.batch, case.heads, case.kv_heads, case.capacity, DTYPES[case.dtype], case.head_dim,
         case.conv.taps, torch.device(case.device), page_size=case.page_size,
-    )  # fmt: skip
-
-
-def kernels(case: Case, tiles: Tiles, device: Device) -> list[Kernel]:
-    """The kernels of one call."""
-    return (mma.forward if case.pass_ == "fwd" else mma.backward)(case, tiles, device.sm_count)
-
-
-def not_modelled(case: Case, device: Device | None) -> str | None:
-    """Why the model says nothing of a cell on a device, or None."""
-    if case.pass_ == "decode":
-        return "the decode of cuda is not modelled; its forward and backward are"
-    if case.conv.query_taps > banded.MOST_TAPS[0] or case.conv.key_taps > banded.MOST_TAPS[1]:
-        return "cuda takes up to {}x{} taps there".format(*banded.MOST_TAPS)
-    if case.head_dim > mma.MOST_HEAD_DIM:
-        return f"cuda is not modelled for head dims above {mma.MOST_HEAD_DIM}"
-    if device is not None and device.mma_macs is None:
-        return f"the rate of mma.sync on {device.name} is not known, and all products of cuda are that"
-    return None
-
-
-def tiles(case: Case, device: Device) -> Tiles:
-    """By the shared memory that a block can have on this device."""
-    from mta_kernels.conv_attention.cuda_sm80.backward_constants import constants_for
-    from mta_kernels.conv_attention.cuda_sm80.forward import ForwardConstants
-    from mtabench.problem.inputs import DTYPES
-
-    shape = DTYPES[case.dtype], case.head_dim, case.conv, case.operation.causal, False, device.shared_memory
-    taps, source = case.conv.query_taps, "by the shared memory of a block"
-    if case.pass_ == "fwd":
-        one = ForwardConstants(*shape)
-        tile = one.block_rows + taps - 1, one.keys
-        return Tiles(
-            forward=tile, in_registers=one.queries_in_registers, source=source, blocks=one.blocks_an_sm,
-            queries="shared memory",
-        )  # fmt: skip
-    found = constants_for(*shape)
-    assert found, "every GPU has tiles for the head dims that are modelled"
-    return Tiles(
-        probabilities=(found.block_rows + 2 * (taps - 1), found.tiles.keys),
-        value_gradients=(found.places, 32 * found.parts), in_registers=found.tiles.in_registers, source=source,
-        blocks=found.tiles.blocks,
     )  # fmt: skip
 
 
@@ -150,7 +104,7 @@ ENTRIES = (
         build=partial(conv_attention_by, "cuda"), why_not=partial(backend_why_not, "cuda"), splits_used=splits_used,
         pages=True,
         style=Style("#00796B", "#2BC4B0", "p", "-"),
-        compiles=True, kernels=kernels, tiles=tiles, not_modelled=not_modelled,
+        compiles=True, planned=True,
         sources=(
             Source("cuda_forward", forward_source, ("cuda_forward",), order=45),
             Source("cuda_backward", backward_source, BACKWARD_KERNELS, order=46),

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from mtabench.implementations import Closure, Implementation, Style
 from mtabench.implementations._calls import options_of, typical_conv_call, weight_of
-from mtabench.model.devices import Device
-from mtabench.model.on_chip import Tile, blocks
 from mtabench.problem.case import Case
 from mtabench.static.limits import Limits
 from mtabench.static.shapes import Shape
@@ -45,17 +43,6 @@ def splits_used(case: Case) -> int:
     return choose_splits(case.batch, case.heads, case.seq, torch.device(case.device))
 
 
-def tile(case: Case, device: Device) -> Tile | None:
-    """In 16 bits, where a tile has all columns. The values take the place of the keys, probabilities of the scores."""
-    from mta_kernels.conv_attention.cuda_conv import shape
-    from mtabench.problem.inputs import DTYPES
-
-    if case.dtype == "fp32" or shape.shape_unsupported(DTYPES[case.dtype], case.head_dim, *case.conv.taps):
-        return None
-    tile = blocks(case, shape.TILE, shape.TILE, case.head_dim, case.head_dim)
-    return tile | {"values": 0, "scores": shape.SCORE_BYTES}
-
-
 FILES = {
     "forward.cu": ("forward",),
     "backward_q.cu": ("backward_q",),
@@ -90,6 +77,6 @@ ENTRIES = (
         summary="the published approach in CUDA: overlapping tiles, the convolution on the CUDA cores",
         build=build, why_not=why_not, splits_used=splits_used, by_name=True,
         style=Style("#7A7A00", "#C9C93A", "*", "-"), compiles=True,
-        sources=(Source("cuda_conv", source, KERNELS, order=60),), tile=tile,
+        sources=(Source("cuda_conv", source, KERNELS, order=60),),
     ),
 )  # fmt: skip

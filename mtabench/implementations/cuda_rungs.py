@@ -7,42 +7,10 @@ from functools import partial
 
 from mtabench.implementations import Style
 from mtabench.implementations._calls import gpu_rung
-from mtabench.model.devices import Device
-from mtabench.model.on_chip import FLOAT, Tile, constants_in
-from mtabench.model.rungs import Rung
-from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.rungs import Rung
 from mtabench.static.limits import Limits
 from mtabench.static.shapes import Shape
 from mtabench.static.sources import CudaKernel, Source, compiled, need_compiler
-
-
-def tiled_tile(case: Case, device: Device) -> Tile:
-    """Of its first product: slabs of q and k, and a tile of scores, which goes to memory."""
-    from mta_kernels.attention.cuda_launch import FOLDER
-
-    sizes = constants_in(FOLDER / "cuda_tiled.cu")
-    slab = sizes["TILE"] * sizes["DEPTH"] * FLOAT
-    return {"queries": slab, "keys": slab, "scores": sizes["TILE"] ** 2 * FLOAT}
-
-
-def flash_tile(case: Case, device: Device) -> Tile | None:
-    """In 16 bits: float32 has no such kernel."""
-    from mta_kernels.attention.cuda_flash import Geometry, tile_bytes
-    from mtabench.problem.inputs import DTYPES
-
-    if case.dtype == "fp32":
-        return None
-    parts = tile_bytes(case.head_dim, BYTES_PER_ELEMENT[case.dtype])
-    geometry = Geometry(DTYPES[case.dtype], case.head_dim, case.head_dim)
-    return {
-        "queries": parts["q tile"],
-        "keys": parts["k tile"],
-        "values": parts["v tile"],
-        "scores": geometry.rows * geometry.keys * FLOAT,
-        "statistics": parts["statistics"],
-        "accumulator": parts["accumulator"],
-    }
-
 
 STEPS = ("scores", "softmax_rows", "weighted_sum")
 
@@ -86,12 +54,12 @@ ENTRIES = (
         order=140, name="cuda-tiled", work="tiled",
         summary="plain attention: the same by tiles in shared memory; stores the N x N scores",
         style=Style("#117733", "#3CC46B", "s", (0, (4, 1.6)), alone=True), flops=1e13,
-        stores=Rung(score_bytes=4, passes=6, columns=64, causal_skips=True), tile=tiled_tile,
+        stores=Rung(score_bytes=4, passes=6, columns=64, causal_skips=True),
     ),
     _rung(
         order=150, name="cuda-flash", work="tiled",
         summary="plain attention: one fused CUDA kernel, tensor cores, online softmax",
         style=Style("#117733", "#3CC46B", "^", "-", alone=True),
-        stores=Rung(), tile=flash_tile,
+        stores=Rung(),
     ),
 )  # fmt: skip

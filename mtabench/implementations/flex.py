@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mtabench.implementations import Style
 from mtabench.implementations._calls import ladder_rung, rung_why_not
-from mtabench.model.rungs import Rung
 from mtabench.problem.case import Case
+from mtabench.problem.rungs import Rung
 
 
 def why_not(case: Case) -> str | None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from mtabench.implementations import Closure, Implementation, Style
-from mtabench.model import plain
-from mtabench.model.devices import Device
-from mtabench.model.fused import Tiles
-from mtabench.model.kernel import Kernel
 from mtabench.problem.case import Case
 
 if TYPE_CHECKING:
@@ -45,31 +40,20 @@ def _backend(case: Case) -> str:
     return case.impl.removeprefix("sdpa-")
 
 
-def _modelled(forward: float, backward: float, decode_s: float) -> Callable[[Case, Tiles, Device], list[Kernel]]:
-    """By what its products reach of a plain product's rate, and the start and end of a decode step in seconds."""
-    shares = {"fwd": forward, "bwd": backward}
-    return lambda case, tiles, device: plain.kernels(case, shares, decode_s)
-
-
 _sdpa = partial(
     Implementation, op="attention", passes=("fwd", "bwd", "decode"), build=build, why_not=why_not, yardstick=True
 )
 
-# The shares are calibrated on results/nvidia-h200/*.csv. FlashAttention-2 multiplies by mma.sync, whose operands pass
-# through registers: 630 TFLOP/s at most there, less with the loads in the same warps. Backward, both transpose through
-# shared memory and add up dq. A decode step is two kernels of cuDNN; three, and more waits, of FlashAttention.
 ENTRIES = (
     _sdpa(
         order=200, name="sdpa-flash", devices=("cuda", "cpu"), work="tiled",
         summary="plain attention: PyTorch's SDPA, FlashAttention backend", groups=("ladder",),
         style=Style("#6E6E6E", "#A3A3A3", "D", (0, (4, 1.6))),
-        kernels=_modelled(0.47, 0.39, 12e-6),
     ),
     _sdpa(
         order=210, name="sdpa-cudnn", devices=("cuda",), work="tiled",
         summary="plain attention: PyTorch's SDPA, cuDNN backend", groups=("ladder",),
         style=Style("#6E6E6E", "#A3A3A3", "v", (0, (1.2, 1.2))),
-        kernels=_modelled(1.0, 0.71, 4e-6),
         no_expanded_dout=(
             "PyTorch takes the plan of an earlier backward with the strides of q, k and v, whatever those of dout"
         ),

@@ -8,10 +8,6 @@ from mtabench.implementations import Closure, Implementation
 from mtabench.implementations._calls import mta_by, mta_decode_why_not, mta_why_not, triton_untimed
 from mtabench.implementations._mta_sources import SOURCES
 from mtabench.implementations.triton import STYLE
-from mtabench.model import norm_gate
-from mtabench.model.devices import Device
-from mtabench.model.fused import Tiles
-from mtabench.model.kernel import Kernel
 from mtabench.problem.case import Case
 
 if TYPE_CHECKING:
@@ -36,27 +32,11 @@ def why_not(case: Case) -> str | None:
     return triton_untimed(case) or interpreted(case)
 
 
-def kernels(case: Case, tiles: Tiles, device: Device) -> list[Kernel]:
-    """The kernels of one call, whoever wrote them: those that Triton's backend launches on a device."""
-    from mtabench.model import mta_decode, mta_passes
-
-    if case.pass_ == "decode":
-        return mta_decode.kernels(case, device)
-    return [*mta_passes.kernels(case, device), *norm_gate.kernels(case)]
-
-
-def not_modelled(case: Case, device: Device | None) -> str | None:
-    """Why the model says nothing of a cell on a device, or None."""
-    if case.pass_ != "decode" and case.operation.is_convolved and device is not None and device.mma_macs is None:
-        return f"the rate of mma.sync on {device.name} is not known, and the convolutions of scores are that"
-    return None
-
-
 ENTRIES = (
     Implementation(
         order=90, name="triton", op="mta", passes=("fwd", "bwd", "decode"), devices=("cuda",), work="staged",
         summary="Triton kernels that keep scores of a chunk of query rows, of all heads, O(N) memory",
         build=build, why_not=why_not, interpreted=interpreted, pages=True, style=STYLE, compiles=True,
-        kernels=kernels, not_modelled=not_modelled, sources=SOURCES,
+        planned=True, sources=SOURCES,
     ),
 )  # fmt: skip

@@ -6,11 +6,8 @@ from functools import partial
 
 from mtabench.implementations import Style
 from mtabench.implementations._calls import gpu_rung, rung_why_not, triton_untimed
-from mtabench.model import on_chip
-from mtabench.model.devices import Device
-from mtabench.model.on_chip import Tile
-from mtabench.model.rungs import Rung
-from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.case import Case
+from mtabench.problem.rungs import Rung
 from mtabench.static.limits import Limits
 from mtabench.static.shapes import Shape
 from mtabench.static.sources import Source, qkv_and_weight
@@ -19,26 +16,6 @@ from mtabench.static.sources import Source, qkv_and_weight
 def why_not(case: Case) -> str | None:
     """Why a rung in Triton cannot be timed, or None."""
     return triton_untimed(case) or rung_why_not(case)
-
-
-def pointer_tile(case: Case, device: Device) -> Tile:
-    """Of triton-pointer, and of triton-descriptor, which takes its tiles."""
-    from mta_kernels.attention.triton_pointer import tiles
-    from mtabench.model.tiles import value_columns
-
-    columns = value_columns(case)
-    block_m, block_n, _ = tiles(columns, BYTES_PER_ELEMENT[case.dtype])
-    return on_chip.blocks(case, block_m, block_n, columns, columns)
-
-
-def fmha_tile(case: Case, device: Device) -> Tile:
-    """Of triton-fmha."""
-    from mta_kernels.attention.triton_fmha import tiles
-    from mtabench.model.tiles import value_columns
-
-    columns = value_columns(case)
-    chosen = tiles(columns, BYTES_PER_ELEMENT[case.dtype], device.capability, device.shared_memory)
-    return on_chip.blocks(case, chosen.block_m, chosen.block_n, columns, columns)
 
 
 def source(shape: Shape, limits: Limits) -> None:
@@ -65,19 +42,17 @@ ENTRIES = (
         style=Style("#7B3FA0", "#C58CF0", "o", (0, (1.2, 1.2)), alone=True),
         flops=1.5e14,  # a guess, as that of triton-descriptor
         stores=Rung(copies="qkv"),  # the packed layout [B, N, heads * head_dim]
-        tile=pointer_tile,
     ),
     _rung(
         order=170, name="triton-descriptor", work="dense",
         summary="plain attention: fused in Triton, tensor descriptors, keys stored transposed",
         style=Style("#7B3FA0", "#C58CF0", "s", (0, (4, 1.6)), alone=True), flops=1.5e14,
         stores=Rung(copies="k"),  # transposed
-        tile=pointer_tile,
     ),
     _rung(
         order=180, name="triton-fmha", work="tiled",
         summary="plain attention: fused in Triton as it is run: exp2, skipped tiles, grouped heads",
         style=Style("#7B3FA0", "#C58CF0", "^", "-", alone=True),
-        stores=Rung(), tile=fmha_tile,
+        stores=Rung(),
     ),
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""What a cell takes, by the model and its implementation's entry: time, memory, traffic, its place on the roofline."""
+"""What a cell takes, by plans and its implementation's entry: time, memory, traffic, its place on the roofline."""

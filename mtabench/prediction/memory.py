@@ -6,11 +6,10 @@ import math
 from dataclasses import replace
 
 from mta_kernels import score_chunks
-from mtabench.model import banded, rungs
-from mtabench.model.kernel import tensor_bytes
+from mtabench.problem import rungs
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 from mtabench.problem.layers import VOCABULARY, embedding_parameters, matrix_parameters
-from mtabench.problem.work import chunk_of, chunks_of, halo_of
+from mtabench.problem.work import chunk_of, chunks_of, halo_of, tensor_bytes
 from mtabench.registry import implementation_of
 
 # `N x N` matrices a head alive at the peak where scores are stored, as measured. On a CPU oneDNN convolves copies of
@@ -59,11 +58,14 @@ def expected_memory_bytes(case: Case, work: str) -> int:
     backward a chunk of scores and float32 sums; its peak comes before the gradients in the inputs' dtype are made.
     Staged stores a chunk of scores, backward two, and more of them if it convolves; and backward float32 sums of dk and
     dv of a chunk's sequences if there are several chunks of rows.
-    Banded stores nothing of that but, backward, chunks of scores and float32 sums of dk and dv, and on Hopper what
-    these are rounded to. Overlapped multiplies the output by its gradient in float32 before its backward. The others
+    Banded is planned. Overlapped multiplies the output by its gradient in float32 before its backward. The others
     store outputs, and backward a float32 sum of dq. Forwards of some rungs of plain attention say themselves what they
     store.
     """
+    if work == "banded" and case.device == "cuda":
+        from mtabench.prediction.plans import plan_of
+
+        return plan_of(case).peak_bytes
     rows = 1 if case.pass_ == "decode" else case.seq
     out = case.batch * case.heads * rows * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
     if rung := stored_by(case):
@@ -84,9 +86,6 @@ def expected_memory_bytes(case: Case, work: str) -> int:
             # They read an output and write another; backward the first is kept, and there is its gradient.
             return peak + 2 * out if case.pass_ == "bwd" else max(peak, 2 * out)
         return peak
-    if work == "banded":  # backward: chunks of P and dS, dq, and the sums of dk and dv, a query head each
-        rounded = 2 * keys if banded.rounds(case) else 0
-        return out + (banded.scratch_bytes(case) + queries + 2 * floats + rounded if case.pass_ == "bwd" else 0)
     if case.pass_ == "decode":
         if work != "dense":
             return out
@@ -116,7 +115,9 @@ def stored_scores(case: Case, work: str) -> int:
     if case.pass_ == "bwd" and work == "expanded":
         return _chunk_scores(case)
     if case.pass_ == "bwd" and work == "banded":
-        return banded.scratch_bytes(case)
+        queries, keys = tensor_bytes(case)  # dq, dk and dv, and the float32 sums of the last two
+        others = queries + 2 * keys + 2 * queries // BYTES_PER_ELEMENT[case.dtype] * SUM
+        return max(0, expected_memory_bytes(case, work) - others)
     return 0
 
 

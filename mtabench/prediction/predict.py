@@ -1,80 +1,89 @@
-"""The time of a cell by the model: its kernels on a device, added up."""
+"""The least time of a call, by one rule: its FLOPs and its bytes over what the device does of a product and a copy.
+
+    max(FLOPs / rate of a plain 16-bit product, bytes / bandwidth of a copy) + a gap for each launch
+
+No constant is of a kernel. So this is a bound that a call comes near where it multiplies by the fastest instructions of
+the GPU; docs/profiling.md has a table of how near.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mtabench import registry
-from mtabench.model.devices import Device, Rates
-from mtabench.model.fused import Tiles
-from mtabench.model.kernel import Kernel, KernelTime, time_of
+from mtabench.prediction.devices import Device, Rates, find_device
 from mtabench.problem.case import Case
+from mtabench.problem.work import bytes_moved, executed_flops, stored_share
 
-OPERATOR_HOST_S = 8e-6  # that the host takes to launch one kernel, if the implementation says nothing else
+if TYPE_CHECKING:
+    from mta_kernels.plan import KernelCall
+
+GAP_S = 2e-6  # from one kernel of a stream to the next: launch latency, the last programs, the first ones
+CANNOT = re.compile(r"backend '\w+' cannot run this: (.+); backend='auto'.+")
+STAND_IN = find_device("h200")  # whose kernels are meant where no device is named
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the model says of a cell: its kernels' times, and the seconds that the host needs to launch them."""
+    """The work of one call, and the seconds that it takes at least; `calls` is empty for other projects' kernels."""
 
-    kernels: tuple[KernelTime, ...]
-    host_s: float
-    tiles: Tiles | None
-
-    @property
-    def gpu_s(self) -> float:
-        """Seconds on the GPU."""
-        return sum(kernel.seconds for kernel in self.kernels)
+    calls: Sequence[KernelCall]
+    flops: int
+    moved_bytes: float
+    product_s: float
+    copy_s: float
+    gaps_s: float
 
     @property
     def seconds(self) -> float:
-        """Of a call as a sweep times it: the GPU's or the host's, whichever is longer."""
-        return max(self.gpu_s, self.host_s)
+        """By the rule of this module."""
+        return max(self.product_s, self.copy_s) + self.gaps_s
 
     @property
-    def largest(self) -> tuple[str, str, float]:
-        """The kernel, the term and the seconds of the largest single term."""
-        kernel = max(self.kernels, key=lambda time: time.bound_by[1])
-        return (kernel.kernel.name, *kernel.bound_by)
+    def bound_by(self) -> str:
+        """Which of the three is most of it: "products", "memory" or "launches"."""
+        terms = {"products": self.product_s, "memory": self.copy_s, "launches": self.gaps_s}
+        return max(terms, key=lambda name: terms[name])
 
 
-def unmodelled(case: Case, device: Device | None = None) -> str | None:
-    """Why there is no prediction for a cell, on this device if one is given, or None."""
+def unpredicted(case: Case, device: Device = STAND_IN) -> str | None:
+    """Why nothing is predicted of a cell on a device, or None."""
     implementation = registry.implementation_of(case)
-    if implementation.kernels is None:
-        entries = [entry for entry in registry.IMPLEMENTATIONS if entry.kernels and entry.op == implementation.op]
-        modelled = list(dict.fromkeys(entry.name for entry in entries or registry.IMPLEMENTATIONS if entry.kernels))
-        return f"{case.impl} is not modelled; {', '.join(modelled[:-1])} and {modelled[-1]} are"
+    if case.layers is not None:
+        return "a whole model is not predicted"
+    if not implementation.planned and implementation.work != "tiled":
+        planned = dict.fromkeys(entry.name for entry in registry.IMPLEMENTATIONS if entry.planned)
+        return f"{case.impl} is not planned; {', '.join(planned)} are"
     if case.pass_ not in implementation.passes:
         return f"{case.impl} has no {case.pass_} pass"
-    if case.page_size is not None:
-        return "a cache in pages is not modelled; a contiguous one is"
-    if case.dtype == "fp32":
-        return "fp32 is not modelled; fp16 and bf16 are"
-    reasons = (why(case, device) for why in (implementation.never_on, implementation.not_modelled) if why)
-    return next(filter(None, reasons), None)
+    if implementation.planned:
+        from mtabench.prediction.plans import plan_of
+
+        try:
+            plan_of(case, device.planned)
+        except (ValueError, TypeError, RuntimeError) as error:
+            return CANNOT.sub(r"\1", str(error))
+    return None
 
 
-def kernels_of(case: Case, tiles: Tiles, device: Device) -> list[Kernel]:
-    """The kernels of one call on a device, of a cell that `unmodelled` says nothing against."""
-    kernels = registry.implementation_of(case).kernels
-    assert kernels
-    return kernels(case, tiles, device)
+def moved_bytes(case: Case, calls: Sequence[KernelCall]) -> float:
+    """Bytes that kernels read and write: all of the tensors that they take, of chunks of scores those that count."""
+    return sum(call.bytes for call in calls) * stored_share(case, registry.implementation_of(case).work)
 
 
-def tiles_on(case: Case, device: Device) -> Tiles | None:
-    """The tile sizes that the kernels of a cell take on a device, None if they are not tuned."""
-    tiles = registry.implementation_of(case).tiles
-    return tiles(case, device) if tiles else None
-
-
-def predict(case: Case, device: Device, rates: Rates, tiles: Tiles | None = None) -> Prediction:
-    """The prediction for a cell that `unmodelled` says nothing against; `tiles` are those of tuned kernels."""
+def predict(case: Case, device: Device, rates: Rates) -> Prediction:
+    """The prediction for a cell that `unpredicted` says nothing against."""
     implementation = registry.implementation_of(case)
-    if implementation.tiles:
-        tiles = tiles or Tiles()
-    kernels = kernels_of(case, tiles or Tiles(), device)
-    launches = sum(kernel.launches for kernel in kernels)
-    # A decode step is replayed as a CUDA graph, which the host launches at once.
-    host_s = 0.0 if case.pass_ == "decode" else launches * implementation.host_s.get(case.pass_, OPERATOR_HOST_S)
-    return Prediction(tuple(time_of(kernel, rates) for kernel in kernels), host_s, tiles)
+    calls: Sequence[KernelCall] = ()
+    if implementation.planned:
+        from mtabench.prediction.plans import plan_of
+
+        calls = plan_of(case, device.planned).calls
+    flops = executed_flops(case, implementation.work)
+    moved = moved_bytes(case, calls) if calls else bytes_moved(case)
+    # A decode step is replayed as a CUDA graph, whose gaps are hidden by kernels that begin early.
+    gaps_s = 0.0 if case.pass_ == "decode" else max(len(calls), 1) * GAP_S
+    return Prediction(calls, flops, moved, flops / 2 / rates.macs, moved / rates.memory_bytes, gaps_s)

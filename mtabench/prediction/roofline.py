@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtabench.model.devices import find_device
-from mtabench.model.fused import Tiles
-from mtabench.prediction.predict import kernels_of, unmodelled
+from mtabench.prediction.predict import moved_bytes, unpredicted
 from mtabench.problem.case import Case
 from mtabench.problem.work import bytes_moved, executed_flops, useful_flops
 from mtabench.registry import implementation_of, is_known
-
-STAND_IN = find_device("h200")  # bytes through memory hardly depend on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,7 @@ def standing(
     useful = useful_flops(case)
     # Results may name a function of a file, which is not loaded for a look at them: useful work is what is known then.
     executed = executed_flops(case, implementation_of(case).work) if is_known(case.impl) else useful
-    least, modelled = bytes_moved(case), model_bytes(case)
+    least, modelled = bytes_moved(case), planned_bytes(case)
     compute_ms, memory_ms = useful / matmul_tflops / 1e9, least / memory_gbytes_s / 1e6
     own_bytes = counted_bytes or modelled or least
     return Standing(
@@ -73,8 +69,12 @@ def standing(
     )  # fmt: skip
 
 
-def model_bytes(case: Case) -> float | None:
-    """Bytes that an implementation moves through device memory by the model, None where there is none."""
-    if case.device != "cuda" or not is_known(case.impl) or unmodelled(case):
+def planned_bytes(case: Case) -> float | None:
+    """Bytes that an implementation moves through device memory by its plan, None where there is none."""
+    if case.device != "cuda" or not is_known(case.impl) or unpredicted(case):
         return None
-    return sum(kernel.memory_bytes for kernel in kernels_of(case, Tiles(), STAND_IN))
+    if not implementation_of(case).planned:
+        return bytes_moved(case)
+    from mtabench.prediction.plans import plan_of
+
+    return moved_bytes(case, plan_of(case).calls)

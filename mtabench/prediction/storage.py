@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtabench.model.devices import Device
-from mtabench.model.on_chip import Tile
-from mtabench.model.rungs import traffic
 from mtabench.prediction.memory import expected_memory_bytes, input_bytes, stored_by, stored_scores
-from mtabench.prediction.roofline import model_bytes
+from mtabench.prediction.roofline import planned_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.rungs import traffic
 from mtabench.problem.work import bytes_moved, executed_flops
 from mtabench.registry import implementation_of
 
@@ -51,18 +49,8 @@ def storage_of(case: Case) -> Storage:
     )  # fmt: skip
 
 
-def tile_of(case: Case, device: Device) -> Tile | None:
-    """Bytes of what a block of threads holds of its queries and one block of keys, by name.
-
-    Copies that are on their way to the chip are not counted. None for what works without tiles, for sources that are
-    not ours, for dtypes that a kernel does not take, and for other passes than the forward.
-    """
-    tile = implementation_of(case).tile
-    return tile(case, device) if tile and case.pass_ == "fwd" else None
-
-
 def _traffic(case: Case, work: str) -> float | None:
     if rung := stored_by(case):
         return traffic(case, rung)
     once = work == "tiled" or (work == "overlapped" and case.pass_ == "fwd")
-    return model_bytes(case) or (bytes_moved(case) if once else None)
+    return planned_bytes(case) or (bytes_moved(case) if once else None)

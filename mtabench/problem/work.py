@@ -22,6 +22,12 @@ def pairs(case: Case, dense: bool = False) -> int:
     return case.batch * case.heads * scores
 
 
+def tensor_bytes(case: Case) -> tuple[int, int]:
+    """Bytes of q, and of k, each of `case.seq` rows a head."""
+    row = case.batch * case.seq * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
+    return case.heads * row, case.kv_heads * row
+
+
 def taps(case: Case) -> int:
     """Multiplications of the convolutions a score: 0 for plain attention."""
     return _taps(case.operation.pre_conv) + _taps(case.operation.post_conv)
@@ -122,6 +128,13 @@ def staged_scores(case: Case) -> int:
     keys = sum(ends) if case.operation.causal else len(ends) * ends[-1]
     rows = case.seq + len(chunks_of(case)) * sum(halo_of(case).values())
     return case.batch * case.heads * keys * block * rows // case.seq
+
+
+def stored_share(case: Case, work: str) -> float:
+    """Of the scores that chunks of rows have room for, those that causal staged work computes."""
+    if work != "staged" or case.pass_ == "decode" or not case.operation.causal:
+        return 1.0
+    return staged_scores(case) / (case.batch * case.heads * sum(len(own) * own.stop for own in chunks_of(case)))
 
 
 def halo_of(case: Case) -> dict[str, int]:

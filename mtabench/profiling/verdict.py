@@ -61,11 +61,7 @@ def launch_verdict(kernel_ms: float, wall_ms: float) -> str:
     return f"kernels take {share:.0%} of the call's {wall_ms:.4g} ms"
 
 
-def model_verdict(prediction: Prediction, kernel_ms: float) -> str:
-    """A clause on a call as a whole, by the model beside the time of its kernels: what most of it is."""
-    kernel, term, seconds = prediction.largest
-    gpu_ms = prediction.gpu_s * 1e3
-    return (
-        f"by the model: {gpu_ms:.4g} ms ({gpu_ms / kernel_ms - 1:+.0%}), bound by {term} of {kernel}, "
-        f"{seconds / prediction.gpu_s:.0%} of it"
-    )
+def least_verdict(prediction: Prediction, kernel_ms: float) -> str:
+    """A clause on a call as a whole: the least time of its work beside the time of its kernels."""
+    least_ms, by = prediction.seconds * 1e3, prediction.bound_by
+    return f"at least {least_ms:.4g} ms, by {by}: {least_ms / kernel_ms:.0%} of the time of its kernels"

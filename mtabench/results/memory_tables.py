@@ -17,25 +17,22 @@ from mtabench.results.results_file import KEY_COLUMNS, key_of
 from mtabench.results.writer import csv_text as csv_lines
 from mtabench.tables import Cell, Column, as_columns
 
-SCHEMA_VERSION = 1
-PARTS = ("queries", "keys", "values", "scores", "statistics", "accumulator")
+SCHEMA_VERSION = 2
 COLUMNS = (
-    *KEY_COLUMNS, "score_matrix_bytes", *(f"tile_{part}_bytes" for part in PARTS), "tile_bytes", "stored_scores_bytes",
-    "peak_bytes", "input_bytes", "memory_bytes", "fits", "longest_seq", "traffic_bytes", "executed_flops",
-    "flops_per_byte", "traced_peak_bytes", "reason",
+    *KEY_COLUMNS, "score_matrix_bytes", "stored_scores_bytes", "peak_bytes", "input_bytes", "memory_bytes", "fits",
+    "longest_seq", "traffic_bytes", "executed_flops", "flops_per_byte", "traced_peak_bytes", "reason",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A cell: bytes of its tile by part (None without), what it stores and moves, whether it fits `memory` bytes.
+    """A cell: what it stores and moves, and whether it fits `memory` bytes.
 
     `longest` is the longest sequence that fits with its batch; `traced` the peak beyond its inputs, None where it was
     not traced, for the reason given or because nobody asked.
     """
 
     case: Case
-    tile: dict[str, int] | None
     storage: Storage
     memory: float
     longest: int
@@ -47,40 +44,16 @@ class Row:
         """Whether inputs and peak are at most the memory."""
         return self.storage.needed <= self.memory
 
-    @property
-    def of_head(self) -> float:
-        """Bytes of the score matrix of one head."""
-        return self.storage.score_matrix / (self.case.batch * self.case.heads)
-
 
 def tables(rows: Sequence[Row], measured: bool) -> Iterator[tuple[str, list[Column]]]:
     """What is shown of the cells of a shape: titles and tables."""
-    if any(row.tile for row in rows):
-        yield "one tile on the chip in KiB, and how many times a head's score matrix is as large", _tiles(rows)
     limit = gigabytes(rows[0].memory)
     yield f"bytes that a call takes with its inputs (! is more than {limit}), and the longest that fits", _needed(rows)
     if any(row.storage.traffic for row in rows):
         yield "bytes through memory", _filled(rows, lambda row: _known(row.storage.traffic, _size))
         yield "FLOP for each of them", _filled(rows, lambda row: _known(row.storage.intensity, _number))
     if measured:
-        yield "bytes beyond the inputs, traced and by the model", _traced(rows)
-
-
-def _tiles(rows: Sequence[Row]) -> list[Column]:
-    """Parts of the tile of each implementation, anew where they change with the length."""
-    tiled = [(name, [row for row in line if row.tile]) for name, line in _lines(rows)]
-    longest = max(row.case.seq for _, line in tiled for row in line)
-    lines = []
-    for name, line in tiled:
-        scores = next((row.of_head for row in line if row.case.seq == longest), 0.0)
-        for before, row in zip([None, *line], line, strict=False):
-            tile = row.tile or {}
-            if before is None or before.tile != tile:
-                total = sum(tile.values())
-                numbers = [_kib(tile[part]) if part in tile else "" for part in PARTS]
-                at = f" from {short(row.case.seq)}" if before else ""
-                lines.append([name + at, *numbers, _kib(total), f"{_number(scores / total)}x"])
-    return as_columns(("", *PARTS, "all", f"at {short(longest)}"), lines)
+        yield "bytes beyond the inputs, traced and by the plan", _traced(rows)
 
 
 def _needed(rows: Sequence[Row]) -> list[Column]:
@@ -108,8 +81,8 @@ def _traced(rows: Sequence[Row]) -> list[Column]:
     for name, line in _lines(rows):
         if any(row.traced is not None for row in line):
             lines.append([name, *(_known(row.traced, _size) for row in line)])
-            of_model = ("  by the model", *(_size(row.storage.beyond) for row in line))
-            lines.append([Text(text, style="dim") for text in of_model])
+            of_plan = ("  by the plan", *(_size(row.storage.beyond) for row in line))
+            lines.append([Text(text, style="dim") for text in of_plan])
     return as_columns(_lengths(rows), lines)
 
 
@@ -136,9 +109,9 @@ def gigabytes(count: float) -> str:
 
 def _values(row: Row) -> list[Any]:
     """A row from its score matrix on, whole numbers as such."""
-    tile, storage = row.tile or {}, row.storage
+    storage = row.storage
     return [
-        storage.score_matrix, *(tile.get(part) for part in PARTS), sum(tile.values()) or None, storage.scores,
+        storage.score_matrix, storage.scores,
         storage.beyond, storage.inputs, int(row.memory), row.fits, row.longest,
         None if storage.traffic is None else int(storage.traffic), storage.flops, storage.intensity, row.traced,
         row.reason,
@@ -180,10 +153,6 @@ def _known(value: float | None, shown: Callable[[float], str]) -> str:
 
 def _number(value: float) -> str:
     return significant(value, 3)
-
-
-def _kib(count: int) -> str:
-    return significant(count / 1024, 3)
 
 
 def _size(count: float) -> str:

@@ -1,4 +1,4 @@
-"""How long a sweep may take: a guess from the model of the GPU where it knows the cell, else from work and rates."""
+"""How long a sweep may take: a guess from work and rates."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mtabench.model.devices import Device, known_device, rates_of
-from mtabench.prediction.predict import predict, unmodelled
 from mtabench.problem.case import Case
 from mtabench.problem.work import executed_flops
 from mtabench.registry import implementation_of
@@ -41,21 +39,17 @@ RATES = {
 }
 
 
-def estimate_seconds(
-    cases: Iterable[Case], settings: Settings, isolated: bool = False, gpu_name: str | None = None
-) -> float:
+def estimate_seconds(cases: Iterable[Case], settings: Settings, isolated: bool = False) -> float:
     """Seconds that measuring these cells may take, each being checked, warmed up and sampled in rounds.
 
-    Isolated cells take the start of a process each, and a float64 check of their own. `gpu_name` is the GPU that will
-    measure, this machine's if it is None.
+    Isolated cells take the start of a process each, and a float64 check of their own.
     """
     total = 0.0
     problems: set[tuple] = set()
     compiled: set[tuple] = set()
-    gpu = this_gpu() if gpu_name is None else known_device(gpu_name)
     for case in cases:
         rates = RATES[case.device]
-        call_s = call_seconds(case, gpu)
+        call_s = call_seconds(case)
         kernels = case.impl, case.problem_key, case.page_size
         if implementation_of(case).compiles and kernels not in compiled:
             compiled.add(kernels)
@@ -74,20 +68,11 @@ def estimate_seconds(
     return total
 
 
-def call_seconds(case: Case, gpu: Device | None) -> float:
-    """One call: by the model of `gpu` where there is one for this cell, else by the work that it executes."""
-    if case.device == "cuda" and gpu is not None and unmodelled(case, gpu) is None:
-        return predict(case, gpu, rates_of(gpu)).seconds
+def call_seconds(case: Case) -> float:
+    """One call, by the work that it executes."""
     rates, implementation = RATES[case.device], implementation_of(case)
     rate = implementation.flops or (rates.dense if implementation.work == "dense" else rates.fused)
     return executed_flops(case, implementation.work) / rate
-
-
-def this_gpu() -> Device | None:
-    """This machine's GPU, if the model knows it."""
-    import torch
-
-    return known_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
 
 
 def _checked_scores(case: Case, most: int) -> int:

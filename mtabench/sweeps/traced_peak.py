@@ -12,7 +12,7 @@ from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.registry import implementation_of
-from mtabench.sweeps.estimate import call_seconds, shown, this_gpu
+from mtabench.sweeps.estimate import call_seconds, shown
 from mtabench.sweeps.sweep import free_memory
 
 MOST_SECONDS = 20.0  # of one call, as estimated
@@ -45,7 +45,7 @@ def _reason_against(case: Case) -> str:
     free, needed = available_memory_bytes("cuda"), measuring_bytes(case)
     if free is not None and needed > free:
         return f"{short(case.seq)} is not run: it needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
-    seconds = call_seconds(case, this_gpu())
+    seconds = call_seconds(case)
     if seconds > MOST_SECONDS:
         return f"{short(case.seq)} is not run: one call may take {shown(seconds)}"
     return ""

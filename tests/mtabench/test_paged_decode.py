@@ -31,7 +31,6 @@ from mtabench.errors import UsageError
 from mtabench.exports.flashinfer_trace import flashinfer_trace
 from mtabench.measuring.timing import timed
 from mtabench.prediction.memory import expected_memory_bytes, input_bytes, measuring_bytes
-from mtabench.prediction.predict import unmodelled
 from mtabench.problem.axes import PAGE_SIZES, parse_page_sizes
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
@@ -482,8 +481,3 @@ class TestModel:
             case = replace(CONTIGUOUS, impl=impl, dtype="bf16", splits="auto", device="cuda")
             assert [splits_used(replace(case, page_size=size)) for size in (None, 16)] == [40, 48]
         assert asked == [False, True, True, False]  # paged; read by the copy engine
-
-    def test_there_is_no_prediction(self):
-        case = replace(CONTIGUOUS, impl="triton", dtype="bf16", splits="auto", device="cuda")
-        assert unmodelled(case) is None
-        assert "pages" in unmodelled(replace(case, page_size=16))

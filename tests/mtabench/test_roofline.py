@@ -13,7 +13,7 @@ from mta_kernels.operation import Operation
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
 from mtabench.measuring.settled import settled
-from mtabench.prediction.roofline import model_bytes, standing
+from mtabench.prediction.roofline import planned_bytes, standing
 from mtabench.problem.case import Case
 from mtabench.problem.operations import make_operation
 from mtabench.profiling.tables import COUNTER_COLUMNS
@@ -39,7 +39,7 @@ def test_the_roof_is_the_longer_of_work_and_bytes():
     slow = standing(CELL, 1.0, 800.0, 100.0)
     assert not slow.compute_bound
     assert slow.roof_ms == pytest.approx(4 * 64 * 4096 * 64 * 2 / 100e6)
-    assert slow.own_roof_ms == pytest.approx(model_bytes(CELL) / 100e6)
+    assert slow.own_roof_ms == pytest.approx(planned_bytes(CELL) / 100e6)
 
 
 def test_decode_stands_below_the_bandwidth_of_reading(mtabench, tmp_path):
@@ -83,7 +83,7 @@ def test_operations_are_told_apart(mtabench, tmp_path):
     assert "mix heads, conv 2x3" in out
 
 
-def test_counted_bytes_come_before_those_of_the_model():
+def test_counted_bytes_come_before_those_of_the_plan():
     one = standing(CELL, 1.0, 1e9, 1000.0, counted_bytes=5e9)
     assert one.own_roof_ms == pytest.approx(5.0)
 

@@ -116,10 +116,10 @@ def test_explain_says_the_limits_of_the_gpu_once(at):
     words = ("explain", "fwd", "--seq", "1k,2k", "--impl", "eager,sdpa-cudnn,cuda-conv", "--device-name", "h200")
     out = at(80, words)
     assert out.count("on NVIDIA H200: products at ") == 1
-    assert out.count("no prediction: cuda-conv is not modelled; ") == 2
+    assert out.count("no prediction: cuda-conv is not planned; ") == 2
     tables = out.partition("fwd sdpa-cudnn")[0].partition("fwd eager")[2]
-    assert "L2" not in tables  # eager's kernels need not read it, and have no column for it
-    assert "memory" in tables
+    assert "shared" not in tables  # nobody knows what PyTorch's kernels have, and there is no column for it
+    assert "convolution" in tables
 
 
 def test_the_width_of_a_column_is_found_once_and_not_for_each_row(monkeypatch):

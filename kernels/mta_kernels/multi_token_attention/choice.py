@@ -111,13 +111,14 @@ def _cuda_kernels(
     A decode step is planned for a cache of contiguous keys that is full.
     """
     from mta_kernels.multi_token_attention.decode.state import DecodeState
-    from mta_kernels.plan import PlannedGpu, plan
+    from mta_kernels.plan import gpu_like, plan
 
     q, k, v = (torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in tensors)
     mixers = with_dense_mixings(Mixers(*(None if x is None else x.detach().to("meta") for x in given)))
     call, (batch, heads, _, _) = (request.operation, q, k, v, mixers), q.shape
-    launched = partial(plan, PlannedGpu.of(request.device))
+    launched = partial(plan, gpu_like(torch.device(request.device)))
     if request.decode is not None:
+        assert kernels.decode is not None
         state, lengths = None, q.new_empty(batch, dtype=torch.int32)
         if given.post_conv is not None:
             taps = given.post_conv.shape[1]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mtabench.model.kernel import tensor_bytes
 from mtabench.problem.case import Case
-from mtabench.problem.work import pairs
+from mtabench.problem.work import pairs, tensor_bytes
 
 
 class Rung(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from mta_kernels.planned import H200, PlannedGpu
 from mtabench.errors import UsageError
 from mtabench.static.limits import limits_of
 
@@ -13,43 +14,35 @@ from mtabench.static.limits import limits_of
 class Device:
     """Limits of a model of GPU; `name` is what CUDA calls it.
 
-    `tensor_tflops` counts dense products of 16-bit numbers. `exponentials` and `shared_bytes` are those of an SM in a
-    clock, and so are `mma_macs`, multiply-adds of 16-bit numbers by `mma.sync`; `l2_bytes` is that of the whole L2.
-    None where unknown. `measured` are a copy in GB/s and a 16-bit product in TFLOP/s, where we measured.
+    `tensor_tflops` counts dense products of 16-bit numbers. `measured` are a copy in GB/s and a 16-bit product in
+    TFLOP/s, None where nobody measured.
     """
 
     name: str
     capability: tuple[int, int]
     sm_count: int
-    clock_mhz: int
     tensor_tflops: float
-    exponentials: int
-    shared_bytes: int
-    l2_bytes: int | None
     memory_gbytes_s: float
     memory_bytes: float
-    mma_macs: float | None = None
     measured: tuple[float, float] | None = None
 
     @property
-    def shared_memory(self) -> int:
-        """Bytes that one block can have."""
-        return limits_of("sm_{}{}".format(*self.capability)).shared_per_block
+    def planned(self) -> PlannedGpu:
+        """The device as plans of calls take it."""
+        limits = limits_of("sm_{}{}".format(*self.capability))
+        return PlannedGpu(
+            self.name, self.capability, limits.shared_per_block, limits.shared_per_sm, self.sm_count,
+            int(self.memory_bytes), H200.clusters if self.name == H200.name else (),
+        )  # fmt: skip
 
 
-# SMs, highest clocks, products and memory: NVIDIA's whitepapers and data sheets of A100, H100, H200 and B200.
-# Exponentials (16) and bytes of shared memory (128, 32 banks of 4) a clock: CUDA C++ Programming Guide, throughput of
-# arithmetic instructions and shared memory. L2 of the A100: its whitepaper (5120 bytes a clock); of GH100: 96 slices
-# of 64 bytes, which agrees with Nsight Compute on an H200 (11 TB/s read at 88 % of the peak:
-# results/nvidia-h200/profile/bwd/counters.csv). `mma.sync`: the A100's only products, so its peak; of GH100 2048 in
-# 6.52 clocks of each of four schedulers (results/nvidia-h100/experiments/cuda-forward-instructions.csv).
+# SMs, products and memory: NVIDIA's whitepapers and data sheets of A100, H100, H200 and B200.
 # Measured: `mtabench env --measure` on an H200, whose file is not kept.
-HOPPER_MMA_MACS = 4 * 2048 / 6.52
 DEVICES = (
-    Device("NVIDIA A100-SXM4-80GB", (8, 0), 108, 1410, 312.0, 16, 128, 5120, 2039.0, 80e9, 1024),
-    Device("NVIDIA H100 80GB HBM3", (9, 0), 132, 1980, 989.0, 16, 128, 6144, 3350.0, 80e9, HOPPER_MMA_MACS),
-    Device("NVIDIA H200", (9, 0), 132, 1980, 989.0, 16, 128, 6144, 4800.0, 141e9, HOPPER_MMA_MACS, (4242.0, 784.0)),
-    Device("NVIDIA B200", (10, 0), 148, 1965, 2250.0, 16, 128, None, 8000.0, 180e9),
+    Device("NVIDIA A100-SXM4-80GB", (8, 0), 108, 312.0, 2039.0, 80e9),
+    Device("NVIDIA H100 80GB HBM3", (9, 0), 132, 989.0, 3350.0, 80e9),
+    Device("NVIDIA H200", (9, 0), 132, 989.0, 4800.0, 141e9, (4242.0, 784.0)),
+    Device("NVIDIA B200", (10, 0), 148, 2250.0, 8000.0, 180e9),
 )
 # What an H200 reaches of its data sheet: taken for devices that were not measured.
 MATMUL_SHARE, COPY_SHARE = 0.79, 0.88
@@ -57,18 +50,14 @@ MATMUL_SHARE, COPY_SHARE = 0.79, 0.88
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device does in a second: multiply-adds of a plain 16-bit product and of `mma.sync`, exponentials, bytes.
+    """What a device does in a second: multiply-adds of a plain 16-bit product, and bytes of a copy.
 
-    `source` says who measured a product and a copy.
+    `source` says who measured them.
     """
 
     macs: float
-    exponentials: float
-    shared_bytes: float
-    l2_bytes: float | None
     memory_bytes: float
     source: str
-    mma_macs: float | None = None
 
 
 def find_device(name: str) -> Device:
@@ -101,17 +90,8 @@ def known_device(name: str) -> Device | None:
 def rates_of(device: Device, ceilings: tuple[float, float] | None = None, source: str = "") -> Rates:
     """The rates of a device; `ceilings` are a copy in GB/s and a product in TFLOP/s measured there, from `source`."""
     if ceilings is None and device.measured is not None:
-        ceilings, source = device.measured, "measured (mtabench.model.devices)"
+        ceilings, source = device.measured, "measured (mtabench.prediction.devices)"
     if ceilings is None:
         ceilings = device.memory_gbytes_s * COPY_SHARE, device.tensor_tflops * MATMUL_SHARE
         source = "guessed from its data sheet and what an H200 reaches of its own"
-    cycles = device.sm_count * device.clock_mhz * 1e6
-    return Rates(
-        macs=ceilings[1] * 1e12 / 2,
-        exponentials=device.exponentials * cycles,
-        shared_bytes=device.shared_bytes * cycles,
-        l2_bytes=device.l2_bytes * device.clock_mhz * 1e6 if device.l2_bytes else None,
-        memory_bytes=ceilings[0] * 1e9,
-        source=source,
-        mma_macs=device.mma_macs * cycles if device.mma_macs else None,
-    )
+    return Rates(ceilings[1] * 1e12 / 2, ceilings[0] * 1e9, source)

@@ -1,0 +1,35 @@
+"""What a cell would run on a GPU that need not be here, by the plan of its call."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mta_kernels.plan import H200, Plan, PlannedGpu, on_planned, plan
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import Inputs, make_inputs
+from mtabench.registry import implementation_of
+
+
+@functools.lru_cache(4096)
+def plan_of(case: Case, gpu: PlannedGpu = H200) -> Plan:
+    """The launches of one call of a cell, of `bwd` those of the gradients alone, and the peak beyond its inputs.
+
+    Raises what the call raises where it cannot run there, and where it cannot be planned.
+    """
+    elsewhere = replace(case, device="meta")
+    inputs = make_inputs(elsewhere)
+    with on_planned(gpu), torch.set_grad_enabled(case.pass_ == "bwd"):
+        call = implementation_of(case).build(elsewhere, inputs)
+        given = _tensors(inputs.given_to(elsewhere))
+        return plan(gpu, lambda *_: call(), *given, backward=case.pass_ == "bwd")
+
+
+def _tensors(inputs: Inputs) -> list[Tensor]:
+    state = inputs.state
+    kept = [] if state is None else [state.logits, state.logsumexp, state.lengths]
+    named = (inputs.q, inputs.k, inputs.v, inputs.dout, inputs.lengths, inputs.block_table, *inputs.mixers.values())
+    return [x for x in (*named, *kept) if x is not None]
