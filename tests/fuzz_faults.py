@@ -5,13 +5,14 @@ Run as a program it searches for each and prints the tables of docs/fuzzing.md, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fuzz.calls import Operation
-from fuzz.cases import Target, draw
+from fuzz.cases import FuzzCase, Target, draw
 from fuzz.trial import prepare, try_case
 from torch import Tensor
 
@@ -34,7 +35,13 @@ class Fault:
         """The checks that find it in a case of `SEED`, none where they object to the right operation as well."""
         case = draw(SEED, number, (self.target,), "cpu")
         found = [wrong.check for wrong in try_case(case, self.operation()).wrong]
-        return [] if found and try_case(case).wrong else list(dict.fromkeys(found))
+        return [] if found and is_wrong(case) else list(dict.fromkeys(found))
+
+
+@functools.cache
+def is_wrong(case: FuzzCase) -> bool:
+    """Whether the checks object to the right operation."""
+    return bool(try_case(case).wrong)
 
 
 FAULTS: dict[str, Fault] = {}

@@ -167,6 +167,30 @@ def _(*tensors: Tensor, **options: Any) -> Tensor:
     return out
 
 
+def _keeping_states() -> Callable[..., Tensor]:
+    """A step that has the rows of the state as the step before left them: of a sequence that ended, too."""
+    latest: tuple[Any, Any] = (None, None)  # a state, and what it held behind its last step
+
+    def step(*tensors: Tensor, **options: Any) -> Tensor:
+        nonlocal latest
+        state = options.get("state")
+        known, before = latest
+        if before is not None and known is state:
+            other = ((state.lengths > 0) & (state.lengths != before.lengths))[:, None, None]
+            state.logits.copy_(torch.where(other[..., None], before.logits, state.logits))
+            state.logsumexp.copy_(torch.where(other, before.logsumexp, state.logsumexp))
+        out = multi_token_attention_decode(*tensors, **options)
+        latest = state, None if state is None else state.clone()
+        return out
+
+    return step
+
+
+MTA_FAULTS["a sequence gets the state of the one that it replaces"] = Fault(
+    lambda: Operation(mta_decode=_keeping_states()), Target("mta", "eager", True)
+)
+
+
 @lambda prefill: _enter("a prefill without its last token", Operation(prefill=prefill), True)
 def _(q: Tensor, k: Tensor, *, lengths: Tensor, **options: Any) -> DecodeState:
     state = prefill_state(q, k, lengths=(lengths - 1).clamp(min=0), **options)

@@ -21,7 +21,7 @@ MTA_CASES = (2, 3, 7, 12, 15, 17)  # of few scores
 
 def kind(dtype: str, head_dim: int, taps: tuple[int, int], pad_key: str, causal: bool) -> Kind:
     """Of conv attention."""
-    return Kind(dtype, head_dim, 1, 1, taps, 0, None, 0, False, "", False, pad_key, causal, ("weight",), 1 << 20)
+    return Kind(dtype, head_dim, 1, 1, taps, 0, None, 0, False, "", False, pad_key, causal, ("weight",))
 
 
 # Each is a program that g++ builds; other tests have them built as well.
@@ -69,7 +69,7 @@ def test_triton_folds_taps_into_queries(seed: int) -> None:
         drawn, form="contiguous", dtype="fp16", batch=1, heads=2, kv_heads=1, seq_len=32, query_rows=1, history=0,
         head_dim=64, query_taps=1, key_taps=7, pad_key="both", scale=None, weight="random", weight_dtype="fp16",
         values="huge key", way="plain", twice=False, probe="none", lengths=(32,), page_size=None, splits="auto",
-        layouts=(), parts=parts,
+        layouts=(), parts=parts, replaced=None,
     )  # fmt: skip
     assert Wanted(make_inputs(case)).variance["out"].isfinite().all()
     assert_passes(case)

@@ -257,16 +257,41 @@ def _as_module(
 
 def _steps(case: FuzzCase, x: Mapping[str, Tensor], operation: Operation, options: dict[str, Any]) -> Tensor:
     """A prefill of all tokens but the last ones, and a step for each of these."""
+    outputs = _decoded(case, x, operation, options, None)
+    if case.replaced is not None:
+        sequence, first = case.replaced
+        alone, outputs = outputs, _decoded(case, x, operation, options, case.replaced)
+        outputs[sequence, :, :first] = alone[sequence, :, :first]  # in its place, another one had these steps
+    return outputs
+
+
+def _decoded(
+    case: FuzzCase, x: Mapping[str, Tensor], operation: Operation, options: dict[str, Any],
+    replaced: tuple[int, int] | None,
+) -> Tensor:  # fmt: skip
+    """The outputs of all steps `[B, H, steps, D]`; in place of a sequence, another one has those before a step."""
     assert case.parts is not None
     optional, steps = _named(x, ("block_table",)), case.query_rows
     q, lengths = x["q"], x["lengths"]
     last = lengths.clone()
     own = lengths[:1] if lengths.stride(0) == 0 and lengths.shape[0] > 1 else lengths  # what is written, as a loop does
-    own.copy_((last - steps).clamp(min=0)[: own.shape[0]])
-    state = _state(case, x, operation, options, optional)
+
+    def write_lengths(left: int) -> None:
+        own.copy_((last - left).clamp(min=0)[: own.shape[0]])
+
+    write_lengths(steps)
+    state = _state(case, x, operation, options, 0)
     outputs = []
     for step in range(steps):
-        own.copy_((last - (steps - 1 - step)).clamp(min=0)[: own.shape[0]])
+        if replaced is not None and state is not None and step in (0, replaced[1]):
+            if step:
+                write_lengths(steps - step)
+                _put_into_place(state, replaced[0], _state(case, x, operation, options, step))
+            else:
+                state.lengths[replaced[0]] = 0
+        write_lengths(steps - 1 - step)
+        if replaced is not None and step < replaced[1]:
+            lengths[replaced[0]] = step + 1
         window = q[:, :, : q.shape[2] - (steps - 1 - step)]
         more = options | optional | _after(case.parts) | {"splits": case.splits, "state": state}
         mixers = _named(x, (*MIXERS, *AFTER))
@@ -274,14 +299,22 @@ def _steps(case: FuzzCase, x: Mapping[str, Tensor], operation: Operation, option
     return torch.cat(outputs, 2)
 
 
+def _put_into_place(state: DecodeState, place: int, begun: DecodeState | None) -> None:
+    """Another sequence into a place of a state: of one without tokens, the length alone is written."""
+    assert begun is not None
+    for own, new in ((state.logits, begun.logits), (state.logsumexp, begun.logsumexp), (state.lengths, begun.lengths)):
+        own[place] = torch.where(begun.lengths[place] > 0, new[place], own[place]) if own.dim() > 1 else new[place]
+
+
 def _state(
-    case: FuzzCase, x: Mapping[str, Tensor], operation: Operation, options: dict[str, Any], optional: dict[str, Any]
+    case: FuzzCase, x: Mapping[str, Tensor], operation: Operation, options: dict[str, Any], step: int
 ) -> DecodeState | None:
-    """Of the tokens before the first step, laid out as the case says."""
+    """Of the tokens before a step, laid out as the case says."""
     assert case.parts is not None
     if case.parts.post_taps[0] == 1:
         return None
-    dtype, before = DTYPES[case.dtype], x["q"].shape[2] - case.query_rows
+    optional = _named(x, ("block_table",))
+    dtype, before = DTYPES[case.dtype], x["q"].shape[2] - case.query_rows + step
     if before:
         mixers = _named(x, Mixers._fields[:3])
         numbers = {name: options[name] for name in ("scale", "pad_key")}

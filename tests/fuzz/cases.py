@@ -1,8 +1,9 @@
 """What a case is, and how it is drawn: from the seed, so that a number alone repeats a case.
 
-What a kernel is compiled for is a `Kind`: dtype, head dim, taps, heads and parts, padding, the mask, and a few sets of
-strides, since Triton compiles a kernel for each. A block of cases shares one, so that most cases find their kernels
-compiled; all else is drawn for the case.
+What a kernel is compiled for is a `Kind`: dtype, head dim, taps, heads and parts, padding and the mask. Many cases share
+one, and a few *shapes*: form, sizes, strides, page size and splits, for which Triton compiles as well. A case draws all
+else, and how many rows and keys it has: with the same rest of a division by 32, since Triton compiles another kernel for
+multiples of 16. So most cases find their kernels compiled.
 """
 
 from __future__ import annotations
@@ -15,8 +16,13 @@ from typing import Any, NamedTuple
 
 from mta_kernels.operation import PAGE_SIZES
 
-BLOCK = {"cuda": 400, "cpu": 1}  # cases; nothing is compiled for Triton's interpreter
-MOST_SCORES = {"cuda": 2 << 20, "cpu": 20_000}  # of all heads and sequences together
+BLOCK = {"cuda": 240, "cpu": 1}  # cases of a target in a row; nothing is compiled for Triton's interpreter
+OF_A_KIND = {False: 240, True: 120}  # cases on a GPU, of all rows and of decode, whose kernels compile sooner
+SHAPES = 4  # of a kind
+# A shape that a case has for itself: offsets that 32 bits do not hold, as many rows of scores as a backward keeps, and
+# more blocks than a grid has in its second dimension.
+RARE = ("far", "far", "long", "long", "blocks")
+MOST_SCORES = {"cuda": 2 << 20, "cpu": 7_500}  # of all heads and sequences together
 MOST_CACHED = {"cuda": 1 << 20, "cpu": 4_000}  # scores of a decode: those of all rows that are looked back on
 MOST_IN_CACHE = 16 << 20  # numbers of the keys of all query heads and sequences
 MULTIPLES = 32  # that a kernel's tiles are multiples of, more or less
@@ -79,7 +85,6 @@ class Kind:
     pad_key: str
     causal: bool
     in_float32: tuple[str, ...]
-    sets_of_layouts: int  # one of them all contiguous
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,8 @@ class FuzzCase:
     splits: int | str
     layouts: tuple[tuple[str, str], ...]
     parts: Parts | None = None
+    replaced: tuple[int, int] | None = None  # a sequence, and the step before which it takes another one's place
+    repeat: int = 0  # of the same case with other values
 
     @property
     def looks_back(self) -> int:
@@ -173,16 +180,16 @@ class FuzzCase:
 
 def draw(seed: int, number: int, targets: Sequence[Target], device: str) -> FuzzCase:
     """Case `number` of a seed, for one of the targets; the same as with that target alone."""
-    block = number // BLOCK[device]
-    target = targets[block % len(targets)]
-    name = f"{seed} {block} {device} {' '.join(map(str, target))}"
+    target = targets[number // BLOCK[device] % len(targets)]
+    kind_number = number // (OF_A_KIND[target.decode] if device == "cuda" else 1)
+    name = f"{seed} {kind_number} {device} {' '.join(map(str, target))}"
     dims = HEAD_DIMS[device]
-    head_dim = Random(seed).sample(dims, len(dims))[block % len(dims)]
+    head_dim = Random(seed).sample(dims, len(dims))[kind_number % len(dims)]
     return draw_for(draw_kind(Random(name), head_dim, target, device), name, seed, number, target, device)
 
 
 def draw_kind(random: Random, head_dim: int, target: Target, device: str) -> Kind:
-    """That of a block."""
+    """What the cases of a name share."""
     op, backend, decode = target
     mta, banded = op == "mta", backend == "hopper" or (backend == "cuda" and not decode)  # by tensor cores, in eights
     unit = 1 if not banded else 8 if head_dim <= 128 else 16
@@ -209,7 +216,6 @@ def draw_kind(random: Random, head_dim: int, target: Target, device: str) -> Kin
         pad_key=random.choice(("both", "both", "left", "right")),
         causal=decode or random.random() < 0.75,
         in_float32=drawn_in_float32,
-        sets_of_layouts=BLOCK[device] if device == "cpu" or backend in ("cuda", "hopper") else 3,
     )
 
 
@@ -241,10 +247,15 @@ def _mixing(random: Random, heads: int, is_there: bool) -> int:
     return -1 if kind < 0.55 else random.choice([x for x in range(1, heads + 1) if heads % x == 0])
 
 
-def draw_for(kind: Kind, block: str, seed: int, number: int, target: Target, device: str) -> FuzzCase:
-    """Case `number` of a seed and a kind, which belongs to a block of this name."""
+def draw_for(kind: Kind, name: str, seed: int, number: int, target: Target, device: str) -> FuzzCase:
+    """Case `number` of a seed and of the kind of this name."""
     op, backend, decode = target
-    random, on_gpu = Random(f"{block} {number}"), device == "cuda"
+    random, on_gpu = Random(f"{name} {number}"), device == "cuda"
+    # What kernels are compiled for is drawn by `shared`; those of all rows in CUDA C++ read strides when they run.
+    compiles_shapes = on_gpu and (decode or backend in ("triton", "auto"))
+    shared, rare = random, random.choice(RARE) if on_gpu and random.random() < 0.005 else ""
+    if compiles_shapes and not rare:
+        shared = Random(f"{name} shape {random.randrange(SHAPES)}")
     heads, taps = (kind.heads, kind.kv_heads), kind.pre_conv or (1, 1)
     if (op, backend) in UNFIT and random.random() < 0.005:
         unfit = random.choice(UNFIT[op, backend])
@@ -268,24 +279,38 @@ def draw_for(kind: Kind, block: str, seed: int, number: int, target: Target, dev
     }  # fmt: skip
     of_heads = heads if parts else None
     if decode:
-        drawn |= _decode_shape(random, kind, on_gpu, target, taps[0], looks_back, of_heads)
+        drawn |= _decode_shape(shared, kind, on_gpu, target, taps[0], looks_back, of_heads)
     else:
-        drawn |= _shape(random, on_gpu, looks_back, of_heads)
+        drawn |= _shape(shared, on_gpu, looks_back, of_heads, rare)
         if parts or backend == "triton":
             sizes = (None, None, 16, 16, 32, 128, 128) if parts else (None, None, 128, 256)
-            drawn["chunk_rows"] = random.choice(sizes)
-            drawn["chunk_bytes"] = random.choice((None, None, 1 << 16, 1 << 19, 1 << 21)) if parts else None
+            drawn["chunk_rows"] = shared.choice(sizes)
+            drawn["chunk_bytes"] = shared.choice((None, None, 1 << 16, 1 << 19, 1 << 21)) if parts else None
     names = ("q", "k", "v", *(parts.names if parts else ("weight",)))
-    drawn["pass_"] = "decode" if decode else "bwd" if random.random() < 0.65 else "fwd"
-    drawn["wanted"] = _wanted(random, names) if drawn["pass_"] == "bwd" else ()
-    drawn["way"] = _way(random, kind, parts, decode, on_gpu)
+    drawn["pass_"] = "decode" if decode else "bwd" if shared.random() < 0.65 else "fwd"
+    drawn["wanted"] = _wanted(shared, names) if drawn["pass_"] == "bwd" else ()
+    drawn["way"] = _way(shared, kind, parts, decode, on_gpu)
     drawn["twice"] = random.random() < 1 / 3
     case = FuzzCase(**drawn, probe="none", layouts=())
-    case = replace(case, probe=random.choice(_probes(case)) if random.random() < 0.6 else "none")
-    chosen = random.randrange(kind.sets_of_layouts)
-    own = Random(f"{block} {chosen if on_gpu else number} layouts")
-    found = tuple(_layouts(own, random, case, (*names, "q_history")))
-    return replace(case, layouts=found if chosen or not on_gpu else ())
+    if not on_gpu or shared.random() > 1 / 3:
+        case = replace(case, layouts=tuple(_layouts(shared, case, (*names, "q_history"), rare)))
+    case = _with_own_lengths(random, case)
+    return replace(case, probe=random.choice(_probes(case)) if random.random() < 0.6 else "none")
+
+
+def _with_own_lengths(random: Random, case: FuzzCase) -> FuzzCase:
+    """The case with fewer rows and keys, as far as its shape can have them, and with documents or lengths of its own."""
+    dropped = MULTIPLES * random.randint(0, case.seq_len // (2 * MULTIPLES)) if case.seq_len < CHUNK_ROWS - 2 else 0
+    rows, keys = case.query_rows, case.seq_len - dropped
+    if case.pass_ == "decode":
+        keys = keys if case.page_size is None and keys >= rows + case.history else case.seq_len
+        lengths = tuple(_decode_length(random, keys) for _ in range(case.batch))
+        return replace(case, seq_len=keys, lengths=lengths, replaced=_replaced(random, case, lengths))
+    if case.form != "chunk":
+        return replace(case, seq_len=keys, query_rows=keys, bounds=case.bounds and _bounds(random, keys))
+    if rows > dropped and random.random() < 0.5:
+        return replace(case, seq_len=keys, query_rows=rows - dropped)
+    return replace(case, seq_len=keys) if keys - rows >= case.history else case
 
 
 def _scale(random: Random) -> float | None:
@@ -333,30 +358,25 @@ def _way(random: Random, kind: Kind, parts: Parts | None, decode: bool, on_gpu: 
     return random.choices([*ways], [*ways.values()])[0]
 
 
-def _layouts(own: Random, random: Random, case: FuzzCase, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Of the tensors that are not contiguous: `own` draws for the block's set, as far as each case can have it."""
-    possible: tuple[str, ...] = LAYOUTS
-    if case.probe not in ("other sequences", "other heads") and case.form != "paged":
-        possible += SHARED_LAYOUTS
-    if case.device == "cuda" and case.batch == 2 and case.form != "paged" and random.random() < 0.005:
-        yield random.choice(("q", "k", "v")), "far"  # offsets that 32 bits do not hold take gigabytes, and are rare
+def _layouts(random: Random, case: FuzzCase, names: tuple[str, ...], rare: str) -> Iterator[tuple[str, str]]:
+    """Of the tensors that are not contiguous."""
+    possible = LAYOUTS if case.form == "paged" else (*LAYOUTS, *SHARED_LAYOUTS)
+    if rare == "far" and case.batch == 2 and case.form != "paged":
+        yield random.choice(("q", "k", "v")), "far"
         return
     for name in names:
-        if own.random() < 0.3:
-            choice = own.choice((*LAYOUTS, *SHARED_LAYOUTS))
-            apart = case.backend == "triton" and case.pass_ == "decode" and name in ("k", "v")
-            if choice in possible and not (apart and choice in KEYS_APART):
-                yield name, choice
-    everywhere = ("expanded everywhere",) if possible != LAYOUTS and case.probe != "other documents" else ()
+        apart = case.backend == "triton" and case.pass_ == "decode" and name in ("k", "v")
+        if random.random() < 0.3:
+            yield name, random.choice([x for x in possible if not (apart and x in KEYS_APART)])
     for name, share, choices in (
-        ("grad_out", 0.4, (*possible, *everywhere)),
+        ("grad_out", 0.4, (*possible, "expanded everywhere")),
         ("lengths", 0.35, ("steps", "offset", "expanded")),
         ("block_table", 0.35, ("steps", "offset", "expanded", "columns first", "padded")),
         ("cu_seqlens", 0.35, ("steps", "offset")),
         *((name, 0.3, LAYOUTS) for name in STATE),
     ):
-        if own.random() < share:
-            yield name, own.choice(choices)
+        if random.random() < share:
+            yield name, random.choice(choices)
 
 
 def _wanted(random: Random, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -390,19 +410,23 @@ def _length(random: Random, on_gpu: bool) -> int:
     return random.randint(700, CHUNK_ROWS)
 
 
-def _shape(random: Random, on_gpu: bool, looks_back: int, of_heads: tuple[int, int] | None) -> dict[str, Any]:
+def _shape(
+    random: Random, on_gpu: bool, looks_back: int, of_heads: tuple[int, int] | None, rare: str
+) -> dict[str, Any]:  # fmt: skip
     """Of all rows: of given query and KV heads, or of its own."""
     found: dict[str, Any] = {}
-    most = MOST_SCORES["cuda" if on_gpu else "cpu"] // (1 if on_gpu or of_heads is None else 8)
+    most = MOST_SCORES["cuda" if on_gpu else "cpu"] // (1 if on_gpu or of_heads is None else 3)
     seq_len = _length(random, on_gpu)
-    if on_gpu and random.random() < 0.02:
-        most, seq_len = 16 * most, CHUNK_ROWS + random.randint(-2, 900)
+    if on_gpu:
+        most //= random.choice((1, 4, 8, 8))
+    if rare == "long":
+        most, seq_len = 16 * MOST_SCORES["cuda"], CHUNK_ROWS + random.randint(-2, 900)
     if of_heads is not None:
         seq_len = min(seq_len, isqrt(most // of_heads[0]))
     room = most // seq_len**2  # heads of all sequences
     batch = min(random.choice((1, 1, 2, 3, 5) if on_gpu else (1, 1, 1, 2)), max(1, room // (of_heads or (1,))[0]))
     heads, kv_heads = of_heads or _heads(random, max(1, min(16, room // batch) if on_gpu else 4 // batch))
-    if on_gpu and random.random() < 0.004:  # more blocks than a grid has in its second dimension
+    if rare == "blocks":
         if of_heads is None:
             batch, heads, kv_heads, seq_len = random.choice(((1, 65536, 65536, 3), (8193, 8, 4, 5), (65537, 1, 1, 2)))
         elif heads > 8:
@@ -445,6 +469,8 @@ def _decode_shape(
     longest = random.choice((1, 5, 40, 70, 300, 300, 1000, 3000, 9000) if on_gpu else (1, 3, 20, 70, 140))
     longest = random.randint(max(1, longest // 3), longest)
     steps, rows, most = 1, query_taps, MOST_CACHED["cuda" if on_gpu else "cpu"]
+    if on_gpu:
+        most //= random.choice((1, 2, 8))
     if of_heads is not None:
         steps = random.choice((1, 1, 2, 3, 5))
         rows, most = looks_back + steps, most if on_gpu else 4 * most
@@ -452,16 +478,15 @@ def _decode_shape(
     room = min(most // rows, MOST_IN_CACHE // kind.head_dim) // longest
     batch = min(batch, max(1, room // (of_heads or (1,))[0]))
     heads, kv_heads = of_heads or _heads(random, max(1, min(32 if on_gpu else 4, room // batch)))
-    lengths = tuple(_decode_length(random, longest) for _ in range(batch))
-    before = min(looks_back, max(0, *lengths, steps) - steps)
     page_size = random.choice(PAGE_SIZES if on_gpu else PAGE_SIZES[:2]) if random.random() < 0.4 else None
-    capacity = max(1, *lengths, 1) + random.choice((0, 0, 1, 7))
+    capacity = longest + random.choice((0, 0, 1, 7))
     if page_size is not None:
         capacity = -(-capacity // page_size) * page_size
+    before = min(looks_back, max(0, capacity - steps))
     return {
         "form": "contiguous" if page_size is None else "paged", "batch": batch, "heads": heads, "kv_heads": kv_heads,
         "seq_len": capacity, "query_rows": steps, "history": before + random.choice((0, 0, 0, 1, 4)),
-        "page_size": page_size, "lengths": lengths, "lengths_dtype": random.choice(("int32", "int64")),
+        "page_size": page_size, "lengths_dtype": random.choice(("int32", "int64")),
         "splits": _splits(random, on_gpu, target.backend),
     }  # fmt: skip
 
@@ -476,20 +501,29 @@ def _decode_length(random: Random, longest: int) -> int:
     kind = random.random()
     if kind < 0.05:
         return 0
-    return random.choice((1, 2, longest)) if kind < 0.2 else random.randint(1, longest)
+    return random.choice((1, min(2, longest), longest)) if kind < 0.2 else random.randint(1, longest)
+
+
+def _replaced(random: Random, case: FuzzCase, lengths: tuple[int, ...]) -> tuple[int, int] | None:
+    """A sequence that begins in the middle of some steps, or goes on there, in the place of one that has ended."""
+    if case.parts is None or case.parts.post_taps[0] == 1 or dict(case.layouts).get("lengths") == "expanded":
+        return None
+    step = random.randint(1, max(1, case.query_rows - 1))
+    possible = [number for number, length in enumerate(lengths) if length >= step]  # keys for the one before it
+    return (random.choice(possible), step) if case.query_rows > 1 and possible and random.random() < 0.7 else None
 
 
 def _probes(case: FuzzCase) -> list[str]:
-    """What may be changed without a change of some results."""
+    """What may be changed without a change of some results: not what shares memory with the rest."""
     found = []
+    layouts = {layout for name, layout in case.layouts if name in ("q", "k", "v", "grad_out", "q_history")}
     if case.pass_ == "decode":
         found += ["beyond lengths", "beyond lengths"]
     elif case.causal and case.seq_len > 1 and case.form != "packed":
         found += ["future"] * 2
-    if len(case.bounds) > 2:
+    if len(case.bounds) > 2 and "expanded everywhere" not in layouts:
         found += ["other documents"] * 3
-    if case.batch > 1:
-        found += ["other sequences"] * 2
-    if case.heads > case.heads_that_meet:
-        found.append("other heads")
+    if not layouts & {*SHARED_LAYOUTS, "expanded everywhere"}:
+        found += ["other sequences"] * 2 * (case.batch > 1)
+        found += ["other heads"] * (case.heads > case.heads_that_meet)
     return found or ["none"]

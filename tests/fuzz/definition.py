@@ -20,7 +20,7 @@ from torch import Tensor
 
 FLOAT32_ROUNDING = 8 * 2.0**-24  # relative, of a sum in float32
 FAINTEST_GRADIENT = 2.0**-37  # half of fp16's smallest number, over the power of two of bfloat16's gradients
-WILD = 0.25  # above such a standard error of a score, probabilities are no longer linear in it
+WILD = 0.25  # above such a standard error of a score, probabilities are no longer linear in it, nor gates in theirs
 CERTAIN = 8  # standard errors within which an error surely lies
 NEGLIGIBLE = 20.0  # how far below the largest score another one has a probability next to nothing
 OF_ROWS = ("out", "dq", "dk", "dv", "dq_history")  # results [.., D]; all others are gradients of mixers
@@ -93,7 +93,7 @@ def expected(problem: Problem, grad_out: Tensor | None) -> dict[str, Tensor]:
 
 
 def errors_allowed(
-    problem: Problem, rounding: Rounding, largest: float, grad_out: Tensor | None, seed: int
+    problem: Problem, rounding: Rounding, largest: float, grad_out: Tensor | None, seed: int, samples: int = SAMPLES
 ) -> dict[str, Tensor]:
     """The variance of the error of each row of what `expected` gives, summed over its D numbers; of mixers each number.
 
@@ -103,18 +103,20 @@ def errors_allowed(
     problem = _cleaned(problem)
     batch, heads, rows, _ = problem.q.shape
     numbers = 2 * batch * heads * problem.k.shape[2] * max(rows, problem.k.shape[3] // 4)
-    at_once = max(1, min(SAMPLES, NUMBERS // numbers))
-    passes = -(-SAMPLES // at_once)
+    at_once = max(1, min(samples, NUMBERS // numbers))
+    passes = -(-samples // at_once)
     gradient = _gradient_noise(problem, rounding, grad_out)
     generator = torch.Generator(problem.q.device).manual_seed(seed)
     scatter: dict[str, list[Tensor]] = {}
+    rows_lost, all_lost = problem.q.new_zeros((), dtype=torch.bool), problem.q.new_zeros(batch, dtype=torch.bool)
     for _ in range(passes):
         noise = _Noise(rounding, gradient, at_once, generator)
         found, network = _computed(problem, noise, grad_out)
         for name, x in found.items():
             halves = squares(name, x[1:] - x[0]).unflatten(0, (2, at_once)).sum(1)
             scatter.setdefault(name, []).append(halves)
-    rows_lost, all_lost = network.lost(largest)
+        rows, sequences = network.lost(largest)
+        rows_lost, all_lost = rows_lost | rows, all_lost | sequences
     results = {}
     for name, x in found.items():
         variance = torch.stack(scatter[name]).sum(0).amax(0) / (at_once * passes)
@@ -274,6 +276,7 @@ class _Network:
         self.above = 0 if post is None else post.shape[1] - 1  # rows of probabilities above those wanted
         self.sizes = [problem.q.new_zeros(problem.q.shape[0])]  # largest magnitudes [B] of what may be stored
         self.mismatch = problem.q.new_zeros(())
+        self.is_wild = self.seen.new_zeros(problem.q.shape[0], problem.q.shape[1], problem.rows)
 
     def out(self) -> Tensor:
         """`[S, B, H, rows, D]`."""
@@ -349,6 +352,9 @@ class _Network:
         if "gate_weight" in x:
             gate = out @ x["gate_weight"].mT[:, None, None]
             gate = noise(gate + along("gate_bias") if "gate_bias" in x else gate)
+            if noise.count:
+                closed = torch.nn.functional.logsigmoid(gate.detach())
+                self.is_wild = ((closed - closed[0]).square().sum(0) > WILD**2 * 2 * noise.count).any(-1)
             out = noise(out * noise(torch.sigmoid(gate)))
         return out
 
@@ -357,7 +363,8 @@ class _Network:
         rows = self.problem.rows
         of_sequence = self.is_undecided.flatten(1).any(1) | (self.mismatch.flatten(2).amax(2)[0] > WILD).any(-1)
         reached = torch.nn.functional.pad(self.is_undecided, (self.above, 0))
-        lost = reached.unfold(2, self.above + 1, 1).any(-1)[:, :, -rows:]
+        lost = reached.unfold(2, self.above + 1, 1).any(-1)[:, :, -rows:] | self.is_wild
+        of_sequence = of_sequence | self.is_wild.flatten(1).any(1)
         if "post_mix" in self.x:
             lost = lost.any(1, keepdim=True).expand_as(lost)
         overflows = torch.stack(self.sizes).amax(0) > OVERFLOW * largest

@@ -27,6 +27,7 @@ class Count:
     failures: int = 0
     seconds: float = 0.0
     close_looks: int = 0  # whose errors were compared with what rounding may leave
+    marginal: int = 0  # just beyond a bound, and within it with other values
     kernels: set[str] = field(default_factory=set)
 
 
@@ -44,6 +45,7 @@ class Totals:
         count.failures += bool(ended.wrong)
         count.seconds += ended.seconds
         count.close_looks += ended.close_look
+        count.marginal += ended.marginal
         count.kernels |= {*ended.kernels}
 
     @property
@@ -58,11 +60,12 @@ class Totals:
 
     def lines(self) -> Iterator[str]:
         """A table, as text."""
-        form = "{:<14} {:<8} {:<7} {:>8} {:>8} {:>9} {:>9} {:>8} {:>12}"
-        yield form.format("op", "backend", "pass", "cases", "refused", "failures", "seconds", "kernels", "close looks")
+        form = "{:<14} {:<8} {:<7} {:>8} {:>8} {:>9} {:>9} {:>9} {:>8} {:>12}"
+        numbers = "cases", "refused", "failures", "marginal", "seconds", "kernels", "close looks"
+        yield form.format("op", "backend", "pass", *numbers)
         for key, count in sorted(self.counts.items()):
-            numbers = count.cases, count.refused, count.failures, f"{count.seconds:.0f}", len(count.kernels)
-            yield form.format(*key, *numbers, count.close_looks)
+            found = count.cases, count.refused, count.failures, count.marginal, f"{count.seconds:.0f}"
+            yield form.format(*key, *found, len(count.kernels), count.close_looks)
 
     def append_to(self, path: Path, facts: Mapping[str, Any]) -> None:
         """A row an operation, backend and pass at the end of the file, which `check_totals_file` has seen."""

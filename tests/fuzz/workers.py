@@ -62,6 +62,7 @@ class Ended:
     seconds: float
     close_look: bool = False  # whether its errors were compared with what rounding may leave
     kernels: tuple[str, ...] = ()  # that its process had not run before
+    marginal: bool = False  # just beyond a bound, and within it with other values
 
 
 Message = Ready | Started | Ended
@@ -83,7 +84,7 @@ def run_share(send: Callable[[Message], None], share: Share, after: int, seconds
         outcome = try_case(case)
         wrong = tuple(f"{found.check}: {found.text}" for found in outcome.wrong)
         spent = time.monotonic() - begun
-        more = outcome.refused, spent, outcome.close_look, new_kernels()
+        more = outcome.refused, spent, outcome.close_look, new_kernels(), outcome.marginal
         send(Ended(number, case.op, case.backend, case.pass_, wrong, *more))
         if outcome.broken:
             return
