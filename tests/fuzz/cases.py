@@ -1,9 +1,9 @@
 """What a case is, and how it is drawn: from the seed, so that a number alone repeats a case.
 
-What a kernel is compiled for is a `Kind`: dtype, head dim, taps, heads and parts, padding and the mask. Many cases share
-one, and a few *shapes*: form, sizes, strides, page size and splits, for which Triton compiles as well. A case draws all
-else, and how many rows and keys it has: with the same rest of a division by 32, since Triton compiles another kernel for
-multiples of 16. So most cases find their kernels compiled.
+What a kernel is compiled for is a `Kind`: dtype, head dim, taps, heads and parts, padding and the mask. Many cases
+share one, and a few *shapes*: form, sizes, strides, page size and splits, for which Triton compiles as well. A case
+draws all else, and how many rows and keys it has: with the same rest of a division by 32, since Triton compiles another
+kernel for multiples of 16. So most cases find their kernels compiled.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ def draw_for(kind: Kind, name: str, seed: int, number: int, target: Target, devi
 
 
 def _with_own_lengths(random: Random, case: FuzzCase) -> FuzzCase:
-    """The case with fewer rows and keys, as far as its shape can have them, and with documents or lengths of its own."""
+    """The case with fewer rows and keys, as far as its shape has room, and with documents or lengths of its own."""
     dropped = MULTIPLES * random.randint(0, case.seq_len // (2 * MULTIPLES)) if case.seq_len < CHUNK_ROWS - 2 else 0
     rows, keys = case.query_rows, case.seq_len - dropped
     if case.pass_ == "decode":
