@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mta_kernels.operation import Operation
 from mtabench import registry
-from mtabench.checking.judge import Judge
+from mtabench.checking.judge import Judge, results_of
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.registry import chosen, implementation_of
@@ -31,6 +31,15 @@ def own(function, pass_="fwd", **changes):
 def case_of(entry, pass_="fwd", device="cpu", **changes):
     taps = (3, 4) if entry.op == "conv-attention" else None
     return Case(pass_, entry.name, Operation.of(taps, 16), "fp32", 1, 4, 2, changes.get("seq", 65), 16, None, device)
+
+
+def check_timed(judge, closure, one, inputs):
+    """Raise WrongResultError if a closure that was right is wrong as it is timed."""
+    watch = judge.watch()
+    watch.change()
+    watch.change_gradient()
+    watch.look([results_of(closure, one, inputs)])
+    watch.end(judged=True)
 
 
 def judged(one, seed=0):

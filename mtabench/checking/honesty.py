@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from mtabench.measuring.failures import WrongResultError
 from mtabench.measuring.samplers import FASTEST_CLOCK_HZ
-from mtabench.problem.inputs import Inputs
+from mtabench.problem.inputs import INTEGERS, Inputs
 
 HOLD_S = 5e-3  # of the current stream: the CPU launches a call in less
 LATE_S = 0.3  # what a thread of a CPU may take to write what it should have written
@@ -23,7 +24,9 @@ LATE = (
     "for which the current one does not wait"
 )
 EARLY = "right on an idle GPU, wrong behind other work: it works on another stream, which does not wait for this one"
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+Marks = Mapping[str, tuple[bool, list[Tensor]]]
 
 
 class InputsChangedError(WrongResultError):
@@ -36,9 +39,9 @@ def hold_back(device: str) -> None:
         torch.cuda._sleep(int(HOLD_S * FASTEST_CLOCK_HZ))
 
 
-def look(device: str, results: Sequence[Tensor]) -> list[Tensor]:
-    """What a GPU's current stream sees of results when it comes to them; waits for nothing."""
-    return [sums for result in results for sums in _sums(result)] if device == "cuda" else []
+def look(results: Sequence[Tensor]) -> list[Tensor]:
+    """What tells whether results change from here on: on a GPU in the current stream's order; waits for nothing."""
+    return [sums for result in results for sums in _sums(result)]
 
 
 def check_plain(results: Sequence[Tensor]) -> None:
@@ -48,41 +51,50 @@ def check_plain(results: Sequence[Tensor]) -> None:
             raise WrongResultError(f"its result is a {type(result).__name__}; expected a torch.Tensor, no subclass")
 
 
-def check_in_time(device: str, seen: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-    """Raise WrongResultError if results are others once all work is over: on a CPU, where memory of before is NaN."""
+def check_in_time(device: str, seen: Sequence[Tensor], results: Sequence[Tensor], doubted: bool = False) -> None:
+    """Raise WrongResultError if results are others than `look` saw, once all work is over.
+
+    A CPU is waited for if results are `doubted`, or have NaN, as the memory of before has where it is poisoned.
+    """
     if device == "cuda":
         torch.cuda.synchronize()
-        late = not all(map(torch.equal, seen, look(device, results)))
-    elif all(map(_is_finite, results)):
-        late = False
-    else:
+    elif doubted or not all(map(_is_finite, results)):
         time.sleep(LATE_S)
-        late = all(map(_is_finite, results))
-    if late:
+    if not all(map(torch.equal, seen, look(results))):
         raise WrongResultError(LATE)
 
 
-def marks(inputs: Inputs) -> dict[str, list[Tensor]]:
-    """What tells whether inputs are the same: sums of their bits along rows and along columns, and their gradients."""
-    given = inputs.differentiable | {"dout": inputs.dout, "lengths": inputs.lengths} | inputs.pages
+def marks(inputs: Inputs, known: Marks = MappingProxyType({})) -> Marks:
+    """What tells whether inputs are the same: sums of bits, and whether they have gradients; or what is `known`."""
+    given = inputs.differentiable | {"dout": inputs.dout, "lengths": inputs.lengths} | inputs.elsewhere
     return {
-        name: [*_sums(tensor), torch.tensor(tensor.requires_grad)]
+        name: known[name] if name in known else (tensor.requires_grad, _sums(tensor))
         for name, tensor in given.items()
         if tensor is not None
     }
 
 
-def check_unchanged(before: Mapping[str, Sequence[Tensor]], inputs: Inputs) -> None:
+def check_unchanged(before: Marks, inputs: Inputs) -> None:
     """Raise InputsChangedError unless the inputs are those that `before` are the marks of."""
     now = marks(inputs)
-    changed = [name for name, sums in before.items() if not all(map(torch.equal, sums, now[name]))]
+    changed = [
+        name
+        for name, (requires_grad, sums) in before.items()
+        if requires_grad != now[name][0] or not all(map(torch.equal, sums, now[name][1]))
+    ]
     if changed:
         raise InputsChangedError(f"it changes its inputs: {', '.join(changed)}")
 
 
 def _sums(x: Tensor) -> list[Tensor]:
-    bits = x.detach().view(INTEGERS[x.element_size()])
-    return [bits.sum(dim, dtype=torch.int64) for dim in range(-min(x.dim(), 2), 0)]
+    """Of the bits along rows and along columns, each added up with odd weights: few numbers, which take no memory.
+
+    Of eight bytes at a time, where rows have as many: PyTorch makes an int64 copy of what it adds up.
+    """
+    whole = x.dim() and x.shape[-1] * x.element_size() % 8 == 0
+    bits = x.detach().contiguous().view(torch.int64 if whole else INTEGERS[x.element_size()])
+    sums = [bits.sum(dim, dtype=torch.int64).flatten() for dim in range(-min(x.dim(), 2), 0)]
+    return [(each * torch.arange(1, 2 * len(each), 2, device=x.device)).sum() for each in sums]
 
 
 def _is_finite(x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Whether an implementation's results can be believed: by the oracle, by probes, and by its last call once more."""
+"""Whether an implementation's results can be believed: by the oracle, by probes, and by results of timed calls."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from mtabench.checking.honesty import (
 )
 from mtabench.checking.oracle import Check, Oracle, each, listed
 from mtabench.checking.probes import Probe, changed, make_probes
+from mtabench.checking.timed_results import TimedResults
 from mtabench.measuring.failures import WrongResultError
 from mtabench.measuring.poison import poisoned_memory
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import Inputs, make_inputs
+from mtabench.registry import implementation_of
 
 Result = Tensor | Sequence[Tensor]
 Call = Callable[[Probe | None], Result]
@@ -43,15 +45,16 @@ class Judge:
     def first(
         self, call: Callable[[Probe | None], Result], idle: Callable[[Probe | None], Result] | None = None
     ) -> Check:
-        """Judge an implementation by calls of one closure: on the inputs as they are, then as each probe changes them.
+        """Judge an implementation by calls of one closure: twice on the inputs as they are, then as probes change them.
 
         `call` gives the result, and has changed the inputs back; `idle` does so on a device that has nothing else to
         do, if there is such a thing.
         """
         first = listed(call(None))
-        check = self._oracle.check(first)
-        if not check.ok:
-            return replace(check, reason=EARLY) if idle and self._oracle.check(idle(None)).ok else check
+        for results in (first, listed(call(None))):
+            check = self._oracle.check(results)
+            if not check.ok:
+                return replace(check, reason=EARLY) if idle and self._oracle.check(idle(None)).ok else check
         for probe in self.probes:
             fault = self._fault(probe, first, call)
             if fault:
@@ -66,14 +69,16 @@ class Judge:
 
     def first_of(self, closure: Callable[[], Tensor], case: Case) -> Check:
         """Judge an implementation by its closure over this problem's inputs, which are the same afterwards."""
+        within = implementation_of(case).within
 
         def call(probe: Probe | None, idle: bool = False) -> Result:
-            if not idle:
-                hold_back(case.device)
-            if probe is None:
-                return results_of(closure, case, self._inputs, idle)
-            with changed(probe, self._inputs) as inputs:
-                return results_of(closure, case, inputs, idle)
+            with within():  # before the GPU is held back, which is shorter
+                if not idle:
+                    hold_back(case.device)
+                if probe is None:
+                    return results_of(closure, case, self._inputs, idle)
+                with changed(probe, self._inputs) as inputs:
+                    return results_of(closure, case, inputs, idle)
 
         try:
             return self.first(call, partial(call, idle=True) if case.device == "cuda" else None)
@@ -99,25 +104,15 @@ class Judge:
         """Hold no memory of a GPU until the last calls are judged."""
         self._oracle.rest()
 
-    def last(self, call: Callable[[], Sequence[Result]]) -> str:
-        """Why the results of a last call, made in the way that was timed, are wrong, or an empty text.
+    def watch(self) -> TimedResults:
+        """What judges timed calls of a cell of this problem, whose closure is made by now."""
+        return TimedResults(self._inputs, self._oracle, self._restore)
 
-        Its v is negated, backward its dout, so that none of it is a result of before.
-        """
-        try:
-            with self._inputs.negated():
-                before = marks(self._inputs)
-                results = call()
-                check_unchanged(before, self._inputs)
-                for result in results:
-                    check = self._oracle.check(result, sign=-1)
-                    if not check.ok:
-                        negated = "v" if self._inputs.dout is None else "dout"
-                        return f"right at first, wrong when called last, {negated} being negated: {check.reason}"
-        except InputsChangedError as error:
-            self._restore()
-            return f"right at first; when called last {error}"
-        return ""
+    def last(self, call: Callable[[], Result]) -> str:
+        """Why the result of a call is wrong, v or backward dout being negated, or an empty text."""
+        with self._inputs.negated():
+            check = self._oracle.check(call(), dict.fromkeys(self._oracle.row_tolerances, -1))
+        return "" if check.ok else f"right at first, wrong when called last, inputs being negated: {check.reason}"
 
 
 def results_of(
@@ -154,7 +149,7 @@ def results_of(
         raise
     check_plain(each(results))
     found = listed(results)
-    check_in_time(case.device, look(case.device, found), found)
+    check_in_time(case.device, look(found), found)
     check_unchanged(before, inputs)
     return results
 

@@ -8,9 +8,10 @@ result, since rounding errors of thousands of numbers hide that all of them are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -108,9 +109,9 @@ class Bound:
         """Keep the values in the host's memory, where they take none of a GPU's from what is timed."""
         self.values = [value.cpu() for value in self.values]
 
-    def errors(self, result: Tensor, sign: int = 1) -> Errors:
-        """How far the sample of a result is from `sign` times what it should be."""
-        return self._errors(sign * pick(result.detach()) for pick in self.picks)
+    def errors(self, result: Tensor, signs: Tensor | int = 1) -> Errors:
+        """How far the sample of a result is from what it should be, its columns being multiplied by 1 or -1."""
+        return self._errors(signs * pick(result.detach()) for pick in self.picks)
 
     def _errors(self, parts: Iterable[Tensor]) -> Errors:
         norms, differences, along = [], [], 0.0
@@ -175,17 +176,19 @@ class Oracle:
         named = zip(self._bounds, results, strict=True)
         return next(filter(None, (self._fault(name, tensor) for name, tensor in named)), "")
 
-    def check(self, result: Tensor | Sequence[Tensor], sign: int = 1) -> Check:
+    def check(
+        self, result: Tensor | Sequence[Tensor], signs: Mapping[str, Tensor | int] = MappingProxyType({})
+    ) -> Check:
         """Judge an output `[B, Hq, N, D]` (decode `[B, Hq, 1, D]`), or the gradients of q, k, v and the mixers.
 
-        With `sign` -1 they have to be the negated ones, of `inputs.negated()`.
+        `signs` are factors 1 and -1 of columns, or of all, of some results by name, which `Inputs.flip` makes.
         """
         tensors = listed(result)
         fault = self.fault(tensors)
         if fault:
             return Check(False, None, self.tolerance, fault)
         named = dict(zip(self._bounds, tensors, strict=True))
-        errors = {name: bound.errors(named[name], sign) for name, bound in self._bounds.items()}
+        errors = {name: bound.errors(named[name], signs.get(name, 1)) for name, bound in self._bounds.items()}
         largest = max(error.norm for error in errors.values())
         for name, error in errors.items():
             reason = _beyond(name, error, self._bounds[name])

@@ -123,9 +123,11 @@ class _Profiler:
         for case in runnable:
             try:
                 # Nothing of a wrong result is shown, as in a sweep.
-                check = judge.first_of(implementation_of(case).build(case, inputs), case)
+                implementation = implementation_of(case)
+                check = judge.first_of(implementation.build(case, inputs), case)
                 if check.ok:
-                    self._profile(case, inputs)
+                    with implementation.within():
+                        self._profile(case, inputs)
                 else:
                     any_wrong = True
                     say(self.console, f"{case.pass_} {case.label}: not profiled, the result is wrong: {check.reason}")

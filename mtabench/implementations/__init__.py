@@ -7,6 +7,7 @@ implementation needs. A file loads neither torch nor kernels before one of its f
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,7 +58,7 @@ class Implementation:
 
     What `compiles` takes seconds before its first call of a shape. What is `slow_to_compile` is verified at one shape
     and dtype. `mtabench inspect` compiles its `sources`. Ranks can share a sequence where `ranks_backend` names the
-    backend of `conv_attention` that it is.
+    backend of `conv_attention` that it is. Its closure is called `within` a context.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Implementation:
     flops: float | None = None
     stores: Rung | None = None
     planned: bool = False
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
     def of_models(self) -> bool:

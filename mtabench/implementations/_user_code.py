@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import importlib.util
 import re
 import shlex
@@ -14,7 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,11 +23,13 @@ from types import ModuleType
 from typing import Any
 
 from mtabench.errors import UsageError
+from mtabench.implementations._own_settings import SideEffectError, own_settings
 
 GROUP = "mtabench.implementations"  # of entry points
 EXAMPLE = "--impl ./mine.py:attention"
 LONG_IMPORT_S = 5.0
 MOST_OFFERED = 6
+JUDGE = "mtabench.sweeps.sweep"  # with all that it imports: code that replaces some of it before would not be noticed
 
 _REFERENCE = re.compile(r"(?:(?P<name>[^=/]*)=)?(?P<path>[^=]*?\.py)(?::(?P<attribute>.*))?")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,79}")
@@ -56,6 +59,10 @@ class Loaded:
     def words(self) -> str:
         """It for a person, in errors."""
         return f"--impl {self.typed}"
+
+    def settings(self) -> AbstractContextManager[None]:
+        """Within, the process has the settings of its module, which its functions share."""
+        return own_settings(self.module.__name__ if self.module else self.name)
 
 
 def is_reference(text: str) -> bool:
@@ -108,7 +115,7 @@ def load_entry_point(point: metadata.EntryPoint) -> Loaded:
     package = point.dist.name if point.dist else "a package"
     check_name(point.name, f"the entry point {point.name} of {package}", "./FILE.py:FUNCTION")
     try:
-        with _importing(f"{point.value} of {package}"):
+        with _importing(f"{point.value} of {package}", point.module):
             value = point.load()
     except (Exception, SystemExit) as error:
         raise UsageError(
@@ -157,7 +164,7 @@ def _module_of(file: Path, shown: str) -> ModuleType:
         sys.path.append(str(file.parent))
     sys.modules[name] = module
     try:
-        with _importing(shown, file):
+        with _importing(shown, name, file):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
@@ -167,13 +174,14 @@ def _module_of(file: Path, shown: str) -> ModuleType:
 
 
 @contextmanager
-def _importing(what: str, file: Path | None = None) -> Iterator[None]:
+def _importing(what: str, module: str, file: Path | None = None) -> Iterator[None]:
     """Within, code is imported, which may never end: that it takes long is said while it does, and at which line.
 
-    What it sets for all of PyTorch, or as the current folder, does not outlast it: others are measured as well.
+    What it sets for the whole process holds for what is in the module alone: others are measured as well.
     """
     import torch  # here, since the seconds that it takes are not the file's
 
+    importlib.import_module(JUDGE)
     importing = threading.get_ident()
 
     def say() -> None:
@@ -185,17 +193,16 @@ def _importing(what: str, file: Path | None = None) -> Iterator[None]:
     timer = threading.Timer(LONG_IMPORT_S, say)
     timer.daemon = True
     timer.start()
-    dtype = torch.get_default_dtype()
     try:
-        with chdir("."), torch.set_grad_enabled(True):
+        with own_settings(module), torch.set_grad_enabled(True):
             yield
     finally:
         timer.cancel()
-        torch.set_default_dtype(dtype)
-        torch.set_default_device(None)
 
 
 def _text(error: BaseException) -> str:
+    if isinstance(error, SideEffectError):
+        return str(error)
     text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -59,7 +59,7 @@ def implementation_from(loaded: Loaded) -> Implementation:
         work=_work(loaded), summary=f"{loaded.typed}, of your own", by_name=True, compiles=True,
         pages=pages,
         build=functools.partial(_build, loaded, backward, decode), why_not=why_not,
-        interpreted=why_not if _is_interpreted(loaded) else None,
+        interpreted=why_not if _is_interpreted(loaded) else None, within=loaded.settings,
     )  # fmt: skip
 
 
@@ -143,7 +143,8 @@ def _why_not(loaded: Loaded, unsupported: Callable[..., Any] | None, case: Case)
             raise UsageError(f"{loaded.words}.unsupported asks for {unknown[0]}; it may ask for {', '.join(told)}")
         told = {name: told[name] for name in wanted}
     try:
-        reason = unsupported(**told)
+        with loaded.settings():
+            reason = unsupported(**told)
     except (Exception, SystemExit) as error:
         where = line_in(error, loaded.file)
         raise UsageError(
@@ -189,12 +190,13 @@ def _build(
 
 
 def _told(loaded: Loaded, function: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
-    """Call a person's function; an error says in a note at which of the person's lines.
+    """Call a person's function under its own settings; an error says in a note at which of the person's lines.
 
     Raises UnsupportedError for what the function refuses: an error of REFUSALS that one of its own lines raises.
     """
     try:
-        return function(*tensors, **options)
+        with loaded.settings():  # of what is timed, they are made before
+            return function(*tensors, **options)
     except SystemExit as error:
         ended = RuntimeError(f"it calls sys.exit({error.code})")
         _note_place(ended, line_in(error, loaded.file))

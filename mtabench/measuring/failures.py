@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from mtabench.errors import UnsupportedError
+from mtabench.implementations._own_settings import SideEffectError
 
 OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory")
 
@@ -21,7 +22,7 @@ def failure(error: BaseException) -> tuple[str, str]:
         words in text.lower() for words in OUT_OF_MEMORY_TEXTS
     ):
         return "oom", f"out of memory: {reason}"
-    if isinstance(error, WrongResultError):
+    if isinstance(error, (WrongResultError, SideEffectError)):
         return "wrong", text
     if isinstance(error, TimeoutError):
         return "timeout", reason

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import tempfile
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 
 from mtabench.errors import UsageError
-from mtabench.measuring.samplers import Action, Run
+from mtabench.measuring.samplers import Action, Look, Run
 
 PACKAGE = "cuda.bench"
 NAME = "cell"
@@ -49,34 +50,41 @@ def check_nvbench() -> None:
 
 
 def sample_with_nvbench(
-    run: Run, setup: Action | None, flush: Action | None, rounds: int, samples: int, timeout_s: float,
-    beside: Action = lambda: None,
+    run: Run, before: Action, look: Look, rounds: int, samples: int, timeout_s: float, beside: Action,
+    within: Callable[[], AbstractContextManager[Any]],
 ) -> NvbenchSamples:  # fmt: skip
-    """Time `run(setup())` on the current GPU, the setup and `flush` outside the window; a process can do this once.
+    """Time `run(before())` on the current GPU, `before()` outside the window; a process can do this once.
 
     Each round is a measurement of NVBench with a warm-up of its own, of so many samples unless it takes longer than
     `timeout_s`. `beside` is called before and after it, on the same stream, where memory comes from the same places.
-    Raises what the call raises, and RuntimeError if NVBench has no samples of a round.
+    Samples are taken `within` a context. Raises what the call raises, and RuntimeError if NVBench has no samples of a
+    round.
     """
     bench = importlib.import_module(PACKAGE)
     reader = importlib.import_module(f"{PACKAGE}.results").BenchmarkResult
     errors: list[Exception] = []
+    result: Any = None
 
     def call(launch: Any, timer: Any) -> None:
-        given = setup() if setup else None
-        if flush is not None:
-            flush()
+        nonlocal result
+        result = None  # its memory is what the next result takes
+        given = before()
         timer.start()
-        run(given)
+        result = run(given)
         timer.stop()
 
     def measure_round(state: Any) -> None:
+        nonlocal result
         try:
             with on_stream_of(state):
-                for _ in range(WARM_UP_CALLS):  # memory that a held GPU would wait for is allocated for each stream
-                    run(setup() if setup else None)
+                with within():
+                    for _ in range(WARM_UP_CALLS):  # memory that a held GPU would wait for is allocated for each stream
+                        run(before())
                 beside()
-                state.exec(call, timer=True)
+                with within():
+                    state.exec(call, timer=True)
+                    look([result])
+                    result = None
                 beside()
         except Exception as error:
             errors.append(error)

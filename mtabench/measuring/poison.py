@@ -37,7 +37,7 @@ def poisoned_memory(device: str, sizes: Iterable[int] = ()) -> Iterator[None]:
     set_fill = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
     for size in sizes:
         if size <= CACHED_BY_MALLOC:
-            for block in [torch.empty(size, dtype=torch.uint8) for _ in range(BLOCKS_CACHED)]:
+            for block in [torch.empty(size, dtype=torch.uint8, device="cpu") for _ in range(BLOCKS_CACHED)]:
                 block.fill_(NAN_BYTE)
     set_fill(M_PERTURB, FILL_WITH_NAN_BYTES)
     try:
@@ -56,12 +56,6 @@ def poison_free_blocks(sizes: Iterable[int] = ()) -> None:
     for block in held:
         if block is not None:
             block.fill_(NAN_BYTE)
-
-
-def poison(tensors: Iterable[Tensor]) -> None:
-    """Fill tensors with NaN, where a graph will write its result for example."""
-    for tensor in tensors:
-        tensor.detach().fill_(float("nan"))
 
 
 def _block(size: int) -> Tensor | None:

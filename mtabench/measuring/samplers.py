@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter, perf_counter_ns  # bound before a file of --impl could replace them
 from typing import Any
 
 import torch
 
-from mtabench.measuring.poison import poison
-
-Run = Callable[[Any], Any]  # takes what a setup returned
-Action = Callable[[], Any]  # a setup, a flush, a wait
+Run = Callable[[Any], Any]  # takes what came before its window returned
+Action = Callable[[], Any]  # what comes before a window, a wait
+Look = Callable[[Sequence[Any]], Any]  # right behind the last window: at results, each of a call in it
 # Takes that many samples, in ms a call.
 Sampler = Callable[[int], list[float]]
 
@@ -29,50 +28,47 @@ LONGEST_HELD_S = 2e-2
 FASTEST_CLOCK_HZ = 3e9
 
 
-def cpu_sampler(run: Run, setup: Action | None, flush: Action | None, synchronize: Action) -> Sampler:
-    """Wall time of `run(setup())`, with the setup and the flush outside the window; on a GPU launches included."""
+def cpu_sampler(run: Run, before: Action, synchronize: Action, look: Look) -> Sampler:
+    """Wall time of `run(before())`, of which `before()` lies outside the window; on a GPU launches included."""
 
     def sample(count: int) -> list[float]:
         times = []
+        result = None
         for _ in range(count):
-            state = setup() if setup else None
-            if flush is not None:
-                flush()
+            result = None  # its memory is what the next result takes
+            state = before()
             synchronize()
-            started = time.perf_counter_ns()
-            run(state)
+            started = perf_counter_ns()
+            result = run(state)
             synchronize()
-            times.append((time.perf_counter_ns() - started) / 1e6)
+            times.append((perf_counter_ns() - started) / 1e6)
             del state
+        look([result])
         return times
 
     return sample
 
 
-def events_sampler(run: Run, setup: Action | None, flush: Action | None, call_s: float) -> Sampler:
-    """Time on the GPU between two events around `run(setup())`; `flush` empties the cache before the window.
+def events_sampler(run: Run, before: Action, look: Look, call_s: float, *, several: bool) -> Sampler:
+    """Time on the GPU between two events around `run(before())`, of which `before()` lies outside the window.
 
-    With a warm cache and no setup a window holds several calls of a short kernel, of about `call_s` seconds. Before a
-    window the GPU spins for as long as the CPU takes to launch what is in it, so that no late launch is measured.
+    With `several`, a window holds several calls of a short kernel, of about `call_s` seconds. Before a window the GPU
+    spins for as long as the CPU takes to launch what is in it, so that no late launch is measured.
     """
-    calls = 1
-    if flush is None and setup is None:
-        calls = max(1, min(MAX_CALLS, math.ceil(SHORTEST_WINDOW_S / max(call_s, 1e-9))))
+    calls = max(1, min(MAX_CALLS, math.ceil(SHORTEST_WINDOW_S / max(call_s, 1e-9)))) if several else 1
 
-    def window(hold_s: float) -> tuple[torch.cuda.Event, torch.cuda.Event, float]:
-        """The events around a window, and the seconds that it took the CPU to launch it."""
-        state = setup() if setup else None
-        if flush is not None:
-            flush()
+    def window(hold_s: float) -> tuple[torch.cuda.Event, torch.cuda.Event, float, Any]:
+        """The events around a window, the seconds that it took the CPU to launch it, and what its last call gave."""
+        state, result = before(), None
         if hold_s:
             torch.cuda._sleep(int(hold_s * FASTEST_CLOCK_HZ))
-        started = time.perf_counter()
+        started = perf_counter()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(calls):
-            run(state)
+            result = run(state)
         end.record()
-        return start, end, time.perf_counter() - started
+        return start, end, perf_counter() - started, result
 
     def launch_s() -> float:
         torch.cuda.synchronize()
@@ -81,9 +77,15 @@ def events_sampler(run: Run, setup: Action | None, flush: Action | None, call_s:
     hold_s = max(launch_s() for _ in range(3)) if call_s <= LONGEST_HELD_S else 0.0
 
     def sample(count: int) -> list[float]:
-        windows = [window(hold_s) for _ in range(count)]
+        windows, result = [], None
+        for _ in range(count):
+            result = None  # its memory is what the next result takes
+            *events, _, result = window(hold_s)
+            windows.append(events)
+        look([result])
+        del result
         torch.cuda.synchronize()
-        return [start.elapsed_time(end) / calls for start, end, _ in windows]
+        return [start.elapsed_time(end) / calls for start, end in windows]
 
     return sample
 
@@ -100,54 +102,35 @@ class Replay:
         self.graph.replay()
 
 
-@dataclass(frozen=True, slots=True)
-class GraphSampler:
-    """A sampler that replays a graph."""
-
-    replays: Sampler
-    recorded: Replay
-
-    def __call__(self, count: int) -> list[float]:
-        """So many samples, in ms a call."""
-        return self.replays(count)
-
-    def last(self) -> list[Any]:
-        """What each closure gives in one more replay, into memory that is NaN before."""
-        poison(self.recorded.outputs)
-        self.recorded.replay()
-        torch.cuda.synchronize()
-        return self.recorded.outputs
-
-
-def graph_sampler(closures: Sequence[Action], flush: Action | None) -> GraphSampler:
+def graph_sampler(closures: Sequence[Action], before: Action, look: Look, *, several: bool) -> Sampler:
     """Time of replaying `closures`, a call each; no launch overhead. Captures at once.
 
-    With `flush` the cache is emptied before each window, which then holds every closure once. Without, it holds as many
-    calls as last `SHORTEST_REPLAY_S` on the GPU, whatever the CPU takes to launch them.
+    A window holds every closure once, or with `several` as many calls as last `SHORTEST_REPLAY_S` on the GPU, whatever
+    the CPU takes to launch them.
     """
     graph, repeats = capture(closures), 1
 
-    def replays(count: int) -> list[float]:
+    def replays(count: int, look: Look) -> list[float]:
         """The time of each, in ms."""
         windows = []
         for _ in range(count):
-            if flush is not None:
-                flush()
+            before()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             graph.replay()
             end.record()
             windows.append((start, end))
+        look(graph.outputs)
         torch.cuda.synchronize()
         return [start.elapsed_time(end) for start, end in windows]
 
-    if flush is None:
-        wanted = math.ceil(SHORTEST_REPLAY_S / max(min(replays(3)) / 1e3, 1e-9))
+    if several:
+        wanted = math.ceil(SHORTEST_REPLAY_S / max(min(replays(3, lambda results: None)) / 1e3, 1e-9))
         repeats = max(1, min(wanted, MAX_REPLAYED_CALLS // len(closures)))
     if repeats > 1:
         del graph  # before there is a second one: it holds memory
         graph = capture(closures, repeats)
-    return GraphSampler(lambda count: [ms / (repeats * len(closures)) for ms in replays(count)], graph)
+    return lambda count: [ms / (repeats * len(closures)) for ms in replays(count, look)]
 
 
 def capture(closures: Sequence[Action], repeats: int = 1) -> Replay:

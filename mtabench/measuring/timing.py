@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from random import SystemRandom
+from time import perf_counter  # bound before a file of --impl could replace it
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from mtabench.environment import GpuSensor, l2_bytes
-from mtabench.measuring.caches import cache_flush
+from mtabench.measuring.caches import cache_flush, clean_lines
 from mtabench.measuring.energy import joules
 from mtabench.measuring.failures import WrongResultError, bare
 from mtabench.measuring.nvbench_timer import sample_with_nvbench
 from mtabench.measuring.nvtx import phase
-from mtabench.measuring.poison import poisoned_memory
 from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
-from mtabench.measuring.samplers import GraphSampler, Sampler, capture, cpu_sampler, events_sampler, graph_sampler
+from mtabench.measuring.samplers import Sampler, capture, cpu_sampler, events_sampler, graph_sampler
 from mtabench.measuring.settled import CI_TARGET, CI_TARGETS, half_interval
 from mtabench.measuring.statistics import median_interval
+from mtabench.measuring.watch import UNWATCHED, Watch
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import Inputs
 
 K = TypeVar("K", bound=Hashable)
-Confirm = Callable[[Callable[[], list[Any]]], str]
 Build = Callable[[Case, Inputs], Callable[[], Any]]
 
 AGREEMENT = 0.05  # the last three warm-up calls lie this close together
@@ -39,6 +39,8 @@ CPU_SECONDS = 0.2  # at least, of rounds: what slows a CPU comes and goes in som
 THROTTLED_REPEATS = 2
 LOOK_AGAIN = 1.2  # times as many rounds: an interval of many takes time, and other times' caches
 MAX_ROTATIONS = 512
+RANDOM = SystemRandom()  # which samples are judged: no seed, which a kernel could know
+JUDGED_ROUNDS = 10  # so many first rounds have a result judged, and of later ones ever fewer: 40 of 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +73,18 @@ class Settings:
 class Timed:
     """What is timed: `run`, given what `setup` returned before the timed window (or None).
 
-    `rotations` makes closures that do the same on copies of the inputs, together larger than the L2 cache. `confirm` is
-    given a last call, which makes the results in the way that was timed, and says why they are wrong, if they are.
-    Of a model, `attention` is all attention of a call alone, and `loss` what training came to before it was timed.
+    `rotations` makes closures that do the same on copies of the inputs, together larger than the L2 cache. `watch`
+    changes the inputs between calls and judges some results; `confirm` says at the end why a cell is wrong, if it is.
+    All calls are made `within` a context. Of a model, `attention` is all attention of a call alone, and `loss` what
+    training came to before it was timed.
     """
 
     run: Callable[[Any], Any]
     setup: Callable[[], Any] | None = None
     rotations: Callable[[], list[Callable[[], Any]]] | None = None
-    confirm: Confirm | None = None
+    watch: Watch = UNWATCHED
+    confirm: Callable[[], str] = str
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext
     attention: Timed | None = None
     loss: float | None = None
 
@@ -124,8 +129,8 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
     """Time `cells` in turns on "cuda" or "cpu": rounds go A B C, C B A, and so on, so that drift hits all alike.
 
     A cell that raises drops out, and its exception stands for it: torch.OutOfMemoryError if there was no memory,
-    TimeoutError if one call takes longer than the time limit, WrongResultError if its last result is wrong. Exceptions
-    come first, in the order they happened.
+    TimeoutError if one call takes longer than the time limit, WrongResultError if a result is wrong. Exceptions come
+    first, in the order they happened.
     """
     if settings.timer == "nvbench":
         return {key: _by_nvbench(cell, device, settings) for key, cell in cells.items()}
@@ -154,10 +159,9 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
             if key in failed:
                 lanes[key].close()
     for key, lane in lanes.items():
-        confirm = cells[key].confirm
-        if key not in failed and confirm is not None:
+        if key not in failed:
             with step(key, "verify"):
-                _check_last(confirm, lane.last)
+                _confirm(cells[key])
         lane.close()
     measured = {key: lane.measurement for key, lane in lanes.items() if key not in failed}
     for key, measurement in measured.items():
@@ -166,7 +170,7 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
                 measurement.attention_ms = _Lane(attention, device, settings, flush, sensor).one_round_ms()
     if sensor is not None and sensor.energy_j() is not None:
         for key, measurement in measured.items():
-            with phase(device, f"{_name(key)}: energy"), suppress(Exception):  # then it is not known
+            with phase(device, f"{_name(key)}: energy"), suppress(Exception), cells[key].within():  # or it is not known
                 measurement.energy_j = _energy(cells[key], sensor)
     return failed | measured
 
@@ -199,19 +203,26 @@ def measure_beside_nvbench(cell: Timed, device: str, settings: Settings) -> tupl
     return lane.measurement, nvbench
 
 
-def _check_last(confirm: Confirm, call: Callable[[], list[Any]]) -> None:
-    """Raise WrongResultError if the results of a last call are wrong."""
-    reason = confirm(call)
-    if reason:
+def _confirm(cell: Timed) -> None:
+    """Raise WrongResultError if the cell is wrong at the end."""
+    if reason := cell.confirm():
         raise WrongResultError(reason)
 
 
-def _once(cell: Timed, device: str) -> list[Any]:
-    """The result of one call, free memory being NaN before."""
-    with poisoned_memory(device):
-        state = cell.setup() if cell.setup else None
-    with poisoned_memory(device):
-        return [cell.run(state)]
+@contextmanager
+def _watched(cell: Timed, judged: bool = False) -> Iterator[None]:
+    """Within, calls of a cell are made. Behind it the inputs, which cells share, are what they were.
+
+    Raises WrongResultError if a call changed them, or if the result is `judged` and wrong.
+    """
+    try:
+        with cell.within():
+            yield
+    except BaseException:
+        with suppress(Exception):  # the first failure counts
+            cell.watch.end()
+        raise
+    cell.watch.end(judged)
 
 
 def _name(key: object) -> str:
@@ -239,7 +250,8 @@ class _Lane:
     def __init__(
         self, cell: Timed, device: str, settings: Settings, flush: Callable[[], Any] | None, sensor: GpuSensor | None
     ) -> None:
-        call_s, total_s, peak = _warm_up(cell, device, settings)
+        with _watched(cell):
+            call_s, total_s, peak = _warm_up(cell, device, settings)
         name = settings.timer
         if name == "auto":
             name = "cpu" if device == "cpu" else "graph" if cell.rotations else "events"
@@ -248,7 +260,8 @@ class _Lane:
         self.measurement = Measurement(
             name, cache, peak_memory_mb=peak, ci_target=settings.target_on(device), loss=cell.loss
         )
-        self._sampler: Sampler | None = _sampler(name, cell, device, flush, call_s)
+        with _watched(cell):
+            self._sampler: Sampler | None = _sampler(name, cell, device, flush, call_s)
         self._cell, self._device, self._settings, self._sensor = cell, device, settings, sensor
         self._samples = settings.samples_a_round(total_s, on_gpu=device == "cuda")
         self._clocks: list[float] = []
@@ -259,14 +272,11 @@ class _Lane:
 
     def take_round(self) -> None:
         """One more round of samples; a round under throttling is taken again, and kept if that does not help."""
-        assert self._sampler is not None
-        waits, started = self._run_delays_s(), time.perf_counter()
         for _ in range(1 + THROTTLED_REPEATS):
-            samples = self._sampler(self._samples)
+            samples = self._judged_samples()
             clock, throttled = self._sensor.read() if self._sensor else (None, None)
             if not throttled:
                 break
-        self._add_run_delay(waits, time.perf_counter() - started)
         self.measurement.rounds.append(samples)
         if throttled is not None:
             self.measurement.throttled = bool(self.measurement.throttled) or throttled
@@ -280,17 +290,29 @@ class _Lane:
         self.take_round()
         return float(np.median(self.measurement.rounds))
 
-    def last(self) -> list[Any]:
-        """The results of one more call, in the way that was timed: of every closure that a graph replays."""
-        if isinstance(self._sampler, GraphSampler):
-            return self._sampler.last()
-        return _once(self._cell, self._device)
+    def _judged_samples(self) -> list[float]:
+        """The samples of a round, of which one drawn at random has its result judged. Raises WrongResultError."""
+        if RANDOM.random() * (1 + len(self.measurement.rounds)) >= JUDGED_ROUNDS:
+            return self._take(self._samples)
+        first = RANDOM.randint(1, self._samples)
+        return self._take(first, judged=True) + self._take(self._samples - first)
+
+    def _take(self, count: int, judged: bool = False) -> list[float]:
+        """So many samples, the last one's result `judged` or not; the time that they take is counted."""
+        if not count:
+            return []
+        assert self._sampler is not None
+        with _watched(self._cell, judged):
+            waits, started = self._run_delays_s(), perf_counter()
+            samples = self._sampler(count)
+            self._add_run_delay(waits, perf_counter() - started)
+        return samples
 
     def _run_delays_s(self) -> dict[str, float]:
         return run_delays_s() if self.measurement.timer == "cpu" else {}
 
     def _add_run_delay(self, before_s: Mapping[str, float], round_s: float) -> None:
-        """Count the round that just ended and its longest wait for a core, of which a part may lie before or after."""
+        """Count samples that were just taken and their longest wait for a core, of which a part may lie outside."""
         self._spent_s += round_s
         waited_s = longest_wait_s(before_s, self._run_delays_s())
         if waited_s is not None and self._spent_s:
@@ -320,14 +342,17 @@ def _by_nvbench(
 ) -> Measurement | Exception:
     """The measurement of the only cell of a process; NVBench takes all rounds that fit, since it cannot be stopped."""
     try:
-        _, total_s, peak = _warm_up(cell, device, settings)
+        with _watched(cell):
+            _, total_s, peak = _warm_up(cell, device, settings)
         samples = settings.samples_a_round(total_s, on_gpu=False)  # no other cell waits for its turn
         affordable = int(settings.time_limit_s / max(samples * total_s, 1e-9))
         rounds = max(settings.min_rounds, min(settings.max_rounds, affordable))
-        flush = cache_flush(device, settings.cache)
-        found = sample_with_nvbench(cell.run, cell.setup, flush, rounds, samples, settings.time_limit_s, beside)
-        if cell.confirm is not None:
-            _check_last(cell.confirm, lambda: _once(cell, device))
+        before = functools.partial(_prepared, cell, cache_flush(device, settings.cache))
+        found = sample_with_nvbench(
+            cell.run, before, cell.watch.look, rounds, samples, settings.time_limit_s, beside,
+            functools.partial(_watched, cell, judged=True),
+        )  # fmt: skip
+        _confirm(cell)
     except Exception as error:
         return bare(error)
     _, throttled = GpuSensor().read()
@@ -344,18 +369,20 @@ def _warm_up(cell: Timed, device: str, settings: Settings) -> tuple[float, float
     least = GPU_WARM_UP_SECONDS if device == "cuda" else 0.0
     peak = None
     calls: list[float] = []
-    started = time.perf_counter()
+    started = perf_counter()
     while True:
+        first = perf_counter()
+        cell.watch.change()
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        first = time.perf_counter()
         state = cell.setup() if cell.setup else None
+        cell.watch.change_gradient()
         wait()
-        second = time.perf_counter()
+        second = perf_counter()
         cell.run(state)
         wait()
-        end = time.perf_counter()
+        end = perf_counter()
         del state
         if device == "cuda":
             peak = (torch.cuda.max_memory_allocated() - before) / 1e6
@@ -371,16 +398,28 @@ def _warm_up(cell: Timed, device: str, settings: Settings) -> tuple[float, float
             return min(last), end - first, peak
 
 
+def _prepared(cell: Timed, flush: Callable[[], Any] | None) -> Any:
+    """What comes before a window: other values of the inputs, the setup, whose result is returned, and the flush."""
+    cell.watch.change()
+    state = cell.setup() if cell.setup else None
+    cell.watch.change_gradient()
+    if flush is not None:
+        flush()
+    return state
+
+
 def _sampler(name: str, cell: Timed, device: str, flush: Callable[[], Any] | None, call_s: float) -> Sampler:
+    before, look = functools.partial(_prepared, cell, flush), cell.watch.look
     if name == "cpu":
-        return cpu_sampler(cell.run, cell.setup, flush, synchronize(device))
+        return cpu_sampler(cell.run, before, synchronize(device), look)
     if name == "events":
-        return events_sampler(cell.run, cell.setup, flush, call_s)
+        return events_sampler(cell.run, before, look, call_s, several=flush is None and cell.setup is None)
     if cell.setup is not None:
         raise ValueError("a graph cannot replay a backward pass alone; use --timer events")
     if cell.rotations is not None and flush is not None:
-        return graph_sampler(cell.rotations(), None)
-    return graph_sampler([functools.partial(cell.run, None)], flush)
+        closures = cell.rotations()
+        return graph_sampler(closures, functools.partial(_prepared, cell, clean_lines()), look, several=True)
+    return graph_sampler([functools.partial(cell.run, None)], before, look, several=flush is None)
 
 
 def synchronize(device: str) -> Callable[[], Any]:

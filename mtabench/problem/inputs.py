@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mta_kernels.multi_token_attention import DecodeState
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 WEIGHT_SCALE, MIX_SCALE = 0.3, 0.2
 NORM_SCALE, GATE_SCALE = 0.1, 0.2
 FINISHERS = ("norm_weight", "gate_weight", "gate_bias")  # one for all heads
@@ -55,6 +56,7 @@ class Inputs:
     block_table: Tensor | None = None
     seed: int = SEED
     _copies: list[Inputs] = field(default_factory=list, init=False, repr=False, compare=False)
+    _stacks: list[Inputs] = field(default_factory=list, init=False, repr=False, compare=False)
     _paged: dict[int, Inputs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -70,16 +72,19 @@ class Inputs:
     def copies(self, count: int) -> list[Inputs]:
         """The same values elsewhere in memory, as far as a decode step reads them in bulk: keys and values.
 
-        Each call gives the same copies, so that many cells of a shape need no more memory than one.
+        Each call gives the same copies, so that many cells of a shape need no more memory than one. They are parts of
+        one tensor, which a single kernel changes.
         """
-        while len(self._copies) < count:
-            self._copies.append(replace(self, k=self.k.clone(), v=self.v.clone()))
+        if (more := count - len(self._copies)) > 0:
+            k, v = (x.expand(more, *x.shape).clone() for x in (self.k, self.v))
+            self._stacks.append(replace(self, k=k, v=v))
+            self._copies.extend(replace(self, k=of_k, v=of_v) for of_k, of_v in zip(k, v, strict=True))
         return self._copies[:count]
 
     def given_to(self, case: Case) -> Inputs:
         """The inputs of a case's implementation: these, or with the same keys and values in pages of its size.
 
-        Each call gives the same pages, which `refresh` and `negate` keep equal to the caches here.
+        Each call gives the same pages, which `refresh` and `flip` keep equal to the caches here.
         """
         size = case.page_size
         if size is None or self.block_table is not None:
@@ -91,13 +96,13 @@ class Inputs:
         return self._paged[size]
 
     @property
-    def pages(self) -> dict[str, Tensor]:
-        """The paged caches and block tables that were made of these inputs, by name."""
+    def elsewhere(self) -> dict[str, Tensor]:
+        """The copied and paged caches and block tables that were made of these inputs, by name."""
         return {
-            f"{name} in pages of {size}": tensor
-            for size, paged in self._paged.items()
-            for name, tensor in (("k", paged.k), ("v", paged.v), ("block_table", paged.block_table))
-            if tensor is not None
+            name + words: tensor
+            for words, x in self._everywhere()
+            for name, tensor in (("k", x.k), ("v", x.v), ("block_table", x.block_table))
+            if words and tensor is not None
         }
 
     def _in_pages(self, size: int) -> Inputs:
@@ -128,7 +133,10 @@ class Inputs:
         return replace(self, state=self._state_before())
 
     def refresh(self) -> None:
-        """Make state and pages, if there are any, those of the other inputs as they are now, at the same addresses."""
+        """Make copies, state and pages, if there are any, those of the other inputs as they are now, where they lie."""
+        for stack in self._stacks:
+            unnoticed(stack.k).copy_(self.k)
+            unnoticed(stack.v).copy_(self.v)
         for paged in self._paged.values():
             self._fill_pages(paged)
             paged.refresh()
@@ -151,22 +159,36 @@ class Inputs:
             pre_mix=self.pre_mix, block_table=self.block_table,
         )  # fmt: skip
 
-    @torch.no_grad()
-    def negate(self) -> None:
-        """Negate, in place, what the result is odd in: dout if there is one, else v, in all copies and pages too.
+    def flip(
+        self, keys: Tensor | int | None = None, values: Tensor | int | None = None, dout: Tensor | int | None = None
+    ) -> None:  # fmt: skip
+        """Change signs of columns in place: of q and k by `keys`, of v by `values`, and of `dout`.
 
-        A gate is multiplied with what v gives, so that it stays the same, its weight is negated with v.
+        Each is `[D]` or a number, of the integers as large as the dtype, 0 or their sign bit. Copies and pages change
+        too. The gate's weight takes the signs of v, so that the gate stays the same. The result is the one of before
+        but for signs: scores stay, bit for bit. A second flip undoes the first, of NaN as well.
         """
-        for tensor in (x.v if x.dout is None else x.dout for x in self._everywhere()):
-            unnoticed(tensor).neg_()
-        if self.dout is None and self.gate_weight is not None:
-            self.gate_weight.neg_()
+        everywhere = [x for _, x in self._everywhere()]
+        pairs = [(self.q, keys), (self.dout, dout), (self.gate_weight, values)]
+        for tensor, bits in (*pairs, *((x.k, keys) for x in everywhere), *((x.v, values) for x in everywhere)):
+            if tensor is not None and bits is not None:
+                unnoticed(tensor).view(INTEGERS[tensor.element_size()]).bitwise_xor_(bits)
 
-    def _everywhere(self) -> Iterator[Inputs]:
-        """These inputs, and those that have the same values elsewhere in memory."""
-        yield self
-        for other in (*self._copies, *self._paged.values()):
-            yield from other._everywhere()
+    def negate(self) -> None:
+        """Negate, in place, what the result is odd in: dout if there is one, else v and the gate's weight."""
+        sign = torch.iinfo(INTEGERS[self.q.element_size()]).min
+        if self.dout is None:
+            self.flip(values=sign)
+        else:
+            self.flip(dout=sign)
+
+    def _everywhere(self, words: str = "") -> Iterator[tuple[str, Inputs]]:
+        """These inputs, and those that have the same values elsewhere in memory, each with where that is."""
+        yield words, self
+        for number, stack in enumerate(self._stacks):
+            yield f"{words} of copies" + f" {number}" * bool(number), stack
+        for size, paged in self._paged.items():
+            yield from paged._everywhere(f"{words} in pages of {size}")
 
     @contextmanager
     def negated(self) -> Iterator[None]:

@@ -118,7 +118,7 @@ def _measured(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> tuple[
     if not check.ok:
         return cell_row(case, sweep.facts, "wrong", check.reason, check.rel_error), []
     together = f"{meeting.size} ranks"
-    alone_timed = replace(timing.timed(case, build, inputs), confirm=judge.last)
+    alone_timed = replace(timing.timed(case, build, inputs), watch=judge.watch())
     cells = {together: _timed(meeting, case, part, judge), ONE_RANK: alone_timed}
     sweep.watcher.doing(Timing(f"{words(case)}: timing {case.impl} over {together} and on one"))
     with sweep.spent.on(MEASURING):
@@ -161,16 +161,16 @@ def _timed(meeting: Meeting, case: Case, part: Part, judge: Judge) -> timing.Tim
         with meeting.shared_call():
             return part.backward(out)
 
-    def last() -> list[Result]:
+    def last() -> Result:
         meeting.give(("results", None))
         with meeting.shared_call():
-            return [part.results()]
+            return part.results()
 
     def negate() -> None:
         meeting.give(("negate",))
         part.negate()
 
-    def confirm(_: Any) -> str:
+    def confirm() -> str:
         """Of the whole result, of which the timed call gives this rank's part alone."""
         negate()
         reason = judge.last(last)

@@ -75,7 +75,8 @@ class KernelProblem:
 
     def timed(self, case: Case) -> timing.Timed:
         """See `Problem`."""
-        return replace(timing.timed(case, implementation_of(case).build, self._inputs), confirm=self._judge.last)
+        made = implementation_of(case)
+        return replace(timing.timed(case, made.build, self._inputs), watch=self._judge.watch(), within=made.within)
 
     def rest(self) -> None:
         """See `Problem`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mtabench.measuring.failures import WrongResultError
 from mtabench.measuring.timing import Timed
+from mtabench.measuring.watch import Watch
 from mtabench.problem.layers import ragged_lengths
 from mtabench.transformer.cache import Cache
 from mtabench.transformer.generation import CHUNK, prefill, step
@@ -26,13 +28,35 @@ PLAIN = [
 AGREEMENT = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the last result with the first, which is of the same call
 
 
+class Results(Watch):
+    """Judges results of timed calls by a function that says what is wrong with one."""
+
+    def __init__(self, fault: Callable[[Tensor], str]) -> None:
+        self._fault = fault
+        self._results: Sequence[Tensor] = []
+
+    def look(self, results: Sequence[Tensor]) -> None:
+        """See `Watch`."""
+        self._results = results[-1:]
+
+    @torch.no_grad()
+    def end(self, judged: bool = False) -> None:
+        """See `Watch`."""
+        results, self._results = self._results, []
+        for result in results if judged else ():
+            if reason := self._fault(result):
+                raise WrongResultError(reason)
+            result.fill_(math.nan)  # a call that writes nothing does not find a right one in its memory
+
+
 def timed_training(training: Training, loss: float) -> Timed:
-    """A step with all that belongs to it. Its last call must have a finite loss, and the first steps theirs again."""
+    """A step with all that belongs to it. Losses must be finite, those of the first steps the same again at the end."""
     model, case, dtype = training.model, training.shared.case, training.shared.dtype
 
-    def confirm(call: Callable[[], list[Any]]) -> str:
-        if not all(bool(torch.isfinite(one)) for one in call()):
-            return "the loss of the last step is not finite"
+    def not_finite(result: Tensor) -> str:
+        return "" if torch.isfinite(result) else "the loss of a timed step is not finite"
+
+    def confirm() -> str:
         again = training.loss_after(STEPS)
         if not math.isclose(again, loss, rel_tol=1e-2):
             return f"the loss after {STEPS} steps was {loss:.4g} at first and is {again:.4g} after timing"
@@ -49,7 +73,7 @@ def timed_training(training: Training, loss: float) -> Timed:
             torch.autograd.grad(out, [*inputs, *([] if mta is None else mta.parameters())], dout)
 
     return Timed(
-        run=_with_fast_plain(case.device, training.step), confirm=confirm, loss=loss,
+        run=_with_fast_plain(case.device, training.step), watch=Results(not_finite), confirm=confirm, loss=loss,
         attention=Timed(run=_with_fast_plain(case.device, attention)),
     )  # fmt: skip
 
@@ -112,21 +136,20 @@ def timed_generation(model: Transformer, shared: Shared) -> Timed:
 def _as_at_first(
     shared: Shared, call: Callable[[], Tensor], attention: Callable[[], None], graph: bool = False
 ) -> Timed:
-    """A call whose last result must be the first one's; with `graph` it is replayed as a CUDA graph."""
+    """A call whose results must be the first one's; with `graph` it is replayed as a CUDA graph."""
     first = call()
 
-    def confirm(again: Callable[[], list[Any]]) -> str:
-        for result in again():
-            error = float((result.double() - first.double()).norm() / first.double().norm())
-            if not error <= AGREEMENT[shared.dtype]:
-                return f"the logits of the last call differ from those of the first by {error:.2g} of their norm"
-        return ""
+    def other(result: Tensor) -> str:
+        error = float((result.double() - first.double()).norm() / first.double().norm())
+        if error <= AGREEMENT[shared.dtype]:
+            return ""
+        return f"the logits of a timed call differ from those of the first by {error:.2g} of their norm"
 
     def made(one: Callable[[], Any], **more: Any) -> Timed:
         run = _with_fast_plain(shared.case.device, one)
         return Timed(run=run, rotations=(lambda: [lambda: run(None)]) if graph else None, **more)
 
-    return made(call, confirm=confirm, attention=made(attention))
+    return made(call, watch=Results(other), attention=made(attention))
 
 
 def _with_fast_plain(device: str, call: Callable[[], Any]) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""Probes change inputs in place and back, and the last call is judged on inputs that were negated."""
+"""Probes change inputs in place and back, and results of timed calls are judged on inputs with other signs."""
 
 from dataclasses import replace
 
@@ -10,9 +10,11 @@ from mtabench.checking import probes
 from mtabench.checking.judge import Judge, results_of
 from mtabench.checking.probes import changed
 from mtabench.checking.sample import border_near
+from mtabench.measuring.failures import WrongResultError
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
-from mtabench.registry import find
+from mtabench.problem.operations import make_operation
+from mtabench.registry import implementation_of
 
 CASE = Case("fwd", "eager", Operation.of((4, 3), 16), "bf16", 2, 4, 2, 80, 16, None, "cpu")
 
@@ -55,22 +57,56 @@ def test_borders_are_those_of_the_longest_chunks():
     assert border_near(5, random) == 2
 
 
+PLAIN = Operation.of(None, 16)
+EVERYTHING = make_operation((4, 3), "heads", (3, 2), "rms", "full", heads=4, head_dim=16)
+
+
+@pytest.mark.parametrize("operation", [CASE.operation, PLAIN, EVERYTHING], ids=["conv", "plain", "mta"])
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
-def test_a_last_call_that_gives_the_first_result_is_wrong(pass_):
-    case = replace(CASE, pass_=pass_)
+def test_results_of_timed_calls_are_right_whatever_the_signs_and_stale_ones_are_not(pass_, operation):
+    """A result of before, and in backward one whose dout was that of before the forward."""
+    impl = "sdpa-math" if operation == PLAIN else "eager"
+    case = replace(CASE, impl=impl, pass_=pass_, operation=operation, dtype="fp32", seq=24)
     inputs = make_inputs(case, 3)
+    before = [x.clone() for x in tensors(inputs)]
     judge = Judge(case, inputs, 3)
-    closure = find("eager").build(case, inputs)
-    first = results_of(closure, case, inputs)
-    judge.rest()
-    assert judge.last(lambda: [results_of(closure, case, inputs)] * 2) == ""
-    assert "wrong when called last" in judge.last(lambda: [results_of(closure, case, inputs), first])
-    assert torch.equal(inputs.v, make_inputs(case, 3).v)
+    closure = implementation_of(case).build(case, inputs)
+    watch = judge.watch()
+    stale = [results_of(closure, case, inputs)]
+    for _ in range(3):
+        for wrong in (None, "stale", "too early"):
+            watch.change()
+            too_early = results_of(closure, case, inputs)
+            watch.change_gradient()
+            right = results_of(closure, case, inputs)
+            if wrong is None or (wrong == "too early" and pass_ != "bwd"):
+                watch.look([right])
+                watch.end(judged=True)
+            else:
+                watch.look(stale if wrong == "stale" else [too_early])
+                with pytest.raises(WrongResultError, match="a timed call is wrong"):
+                    watch.end(judged=True)
+            stale = [right]
+    assert all(map(torch.equal, tensors(inputs), before))
 
 
-def test_copies_of_a_cache_are_negated_too():
-    inputs = make_inputs(replace(CASE, pass_="decode"))
+def test_copies_and_pages_of_a_cache_change_too_and_are_drawn_again():
+    case = replace(CASE, pass_="decode", page_size=16)
+    inputs = make_inputs(case, 3)
+    watch = Judge(case, inputs, 3).watch()
     (copy,) = inputs.copies(1)
-    with inputs.negated():
-        assert torch.equal(copy.v, -make_inputs(replace(CASE, pass_="decode")).v)
+    paged = inputs.given_to(case)
+    (of_paged,) = paged.copies(1)
+    watch.change()
+    assert not torch.equal(inputs.v, make_inputs(case, 3).v)
     assert torch.equal(copy.v, inputs.v)
+    assert torch.equal(paged.v.nan_to_num(), of_paged.v.nan_to_num())
+    values = [x.v.nan_to_num().clone() for x in (copy, paged, of_paged)]
+    watch.end()
+    assert not any(torch.equal(x.v.nan_to_num(), old) for x, old in zip((copy, paged, of_paged), values, strict=True))
+    for x in (copy, of_paged):
+        fresh = x.k.clone()
+        x.k.fill_(2)
+        with pytest.raises(WrongResultError, match=r"it changes its inputs: k (in pages of 16 )?of copies"):
+            watch.end()
+        assert torch.equal(x.k.nan_to_num(), fresh.nan_to_num())

@@ -189,15 +189,20 @@ def test_a_speedup_is_over_the_plain_model_or_over_the_same_attention():
         assert [row.get("speedup") for row in rows.values()] == expected
 
 
-def test_a_last_call_that_is_wrong_is_found():
+def test_a_timed_call_that_is_wrong_is_found():
     (case,) = plan_of(mode="generate", impl="eager", attention="conv/4").cases
     timed = ModelProblem(case, 3).timed(case)
-    call = lambda: [timed.run(None)]  # noqa: E731
-    assert timed.confirm(call) == ""
-    assert "differ from those of the first" in timed.confirm(lambda: [call()[0].roll(1)])
     training = ModelProblem(replace(case, pass_="train"), 3).timed(replace(case, pass_="train"))
-    assert training.confirm(lambda: [training.run(None)]) == ""
-    assert "not finite" in training.confirm(lambda: [torch.tensor(float("nan"))])
+    for one, wrong, says in (
+        (timed, lambda result: result.roll(1), "differ from those of the first"),
+        (training, lambda result: result * float("nan"), "not finite"),
+    ):
+        one.watch.look([one.run(None)])
+        one.watch.end(judged=True)
+        one.watch.look([wrong(one.run(None))])
+        with pytest.raises(WrongResultError, match=says):
+            one.watch.end(judged=True)
+    assert training.confirm() == ""
 
 
 @pytest.mark.slow

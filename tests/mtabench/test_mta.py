@@ -9,6 +9,7 @@ import pytest
 import torch
 import written_runs
 from command_line import make_runner
+from own_cases import check_timed
 from typer.main import get_command
 
 from mta_kernels.multi_token_attention import MultiTokenAttention
@@ -17,7 +18,7 @@ from mtabench import registry
 from mtabench.charts.data import read_cells
 from mtabench.charts.panels import problems
 from mtabench.checking import verify
-from mtabench.checking.judge import Judge, results_of
+from mtabench.checking.judge import Judge
 from mtabench.checking.oracle import Check, Oracle
 from mtabench.checking.verify import EVERY_STEP, FINISHED, Asked, run_checks
 from mtabench.cli import app
@@ -335,13 +336,13 @@ def test_right_results_pass_the_oracle_and_the_probes(pass_, mix):
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
 @pytest.mark.parametrize("mix", ["", "2"])
 @pytest.mark.parametrize(("norm", "gate"), [("rms", ""), ("", "one"), ("depth2", "full")])
-def test_norm_and_gate_pass_the_oracle_and_the_probes_and_once_more_at_last(pass_, mix, norm, gate):
+def test_norm_and_gate_pass_the_oracle_and_the_probes_and_are_right_when_timed(pass_, mix, norm, gate):
     cell = case(mix, norm=norm, gate=gate, pass_=pass_, batch=2)
     inputs = make_inputs(cell, 3)
     judge, closure = Judge(cell, inputs, 3), implementation_of(cell).build(cell, inputs)
     check = judge.first_of(closure, cell)
     assert check.ok, check.reason
-    assert judge.last(lambda: [results_of(closure, cell, inputs)]) == ""
+    check_timed(judge, closure, cell, inputs)
 
 
 # Of 256 numbers, a gate of one would make six times as much of what the probe's mixers mix in.

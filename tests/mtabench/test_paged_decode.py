@@ -12,6 +12,7 @@ import pytest
 import torch
 import written_runs
 from command_line import make_runner
+from own_cases import check_timed
 from typer.main import get_command
 
 from mta_kernels.conv_attention import conv_attention_decode, conv_attention_decode_reference
@@ -24,7 +25,7 @@ from mtabench import registry
 from mtabench.charts.data import read_cells
 from mtabench.charts.panels import problems
 from mtabench.checking import verify
-from mtabench.checking.judge import Judge, results_of
+from mtabench.checking.judge import Judge
 from mtabench.checking.verify import Asked, CheckedShape, run_checks
 from mtabench.cli import app
 from mtabench.errors import UsageError
@@ -257,7 +258,7 @@ class TestChecks:
 
     @pytest.mark.parametrize("size", [16, 128])
     @pytest.mark.parametrize("operation", ["conv", "mta"])
-    def test_right_results_are_right_and_once_more_at_last(self, operation, size):
+    def test_right_results_are_right_and_when_timed(self, operation, size):
         case = replace(PAGED, page_size=size)
         if operation == "mta":
             case = replace(case, operation=make_operation((3, 2), "heads", (2, 3), heads=4, head_dim=16))
@@ -265,7 +266,7 @@ class TestChecks:
         judge = Judge(case, inputs, 7)
         closure = implementation_of(case).build(case, inputs)
         assert judge.first_of(closure, case).ok
-        assert judge.last(lambda: [results_of(closure, case, inputs)]) == ""
+        check_timed(judge, closure, case, inputs)
 
     @pytest.mark.parametrize(
         ("fault", "says"),

@@ -1,6 +1,10 @@
 """The faults of docs/verification.md, planted: each is caught, where the table says, and by what it says."""
 
+import threading
+import time
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +20,10 @@ from mtabench.checking import sample, verify
 from mtabench.checking.judge import Judge
 from mtabench.checking.oracle import Check, Oracle
 from mtabench.checking.verify import CheckedShape, run_checks
+from mtabench.measuring import samplers, timing
 from mtabench.measuring.ceilings import Ceilings
-from mtabench.measuring.timing import Settings
+from mtabench.measuring.failures import WrongResultError
+from mtabench.measuring.timing import Measurement, Settings
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.registry import find
@@ -42,7 +48,7 @@ def small_sample(monkeypatch):
 @pytest.fixture
 def no_reference(monkeypatch):
     """All is left to the probes."""
-    monkeypatch.setattr(Oracle, "check", lambda self, result, sign=1: Check(True, 0.0, 1.0))
+    monkeypatch.setattr(Oracle, "check", lambda self, result: Check(True, 0.0, 1.0))
 
 
 def judged(case, faulty, seed=0):
@@ -334,17 +340,199 @@ def swept(tmp_path, monkeypatch):
     return sweep_of
 
 
+def is_timed(device="cpu"):
+    """What a call can see: free memory is NaN where it is checked beforehand."""
+    free = torch.empty(1 << 14, device=device)
+    poisoned = bool(free.isnan().all())
+    free.zero_()  # so that it is NaN next time only if somebody fills it again
+    return not poisoned
+
+
+def wrong_when_timed(case, inputs, closure):
+    return lambda: 0 * closure() if is_timed(case.device) else closure()
+
+
+def wrong_on_inputs_of_before(case, inputs, closure):
+    """As those of timed calls once were, and those of checked ones never."""
+    seen = []
+
+    def call():
+        seen[:] = [*seen[-1:], [x.detach().clone() for x in (inputs.q, inputs.k, inputs.v)]]
+        return 0 * closure() if len(seen) > 1 and all(map(torch.equal, *seen)) else closure()
+
+    return call
+
+
+def late_when_timed(case, inputs, closure):
+    def call():
+        right = closure()
+        if not is_timed():
+            return right
+        out = torch.zeros_like(right)
+        threading.Timer(0.02, lambda: out.detach().copy_(right)).start()
+        return out
+
+    return call
+
+
+def changes_inputs_when_timed(case, inputs, closure):
+    def call():
+        out = closure()
+        if is_timed():
+            inputs.k.data.mul_(2)
+        return out
+
+    return call
+
+
+class Ahead(torch.autograd.Function):
+    """A backward whose gradients the forward has computed, of the dout that it found at a known address."""
+
+    @staticmethod
+    def forward(ctx, closure, inputs, *leaves):
+        ctx.closure, ctx.leaves, ctx.address = closure, leaves, inputs.dout.data_ptr()
+        with torch.enable_grad():
+            out = closure()
+            ctx.gradients = torch.autograd.grad(out, leaves, inputs.dout, retain_graph=True)
+        ctx.out = out
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx, dout):
+        known = dout.data_ptr() == ctx.address
+        return None, None, *(ctx.gradients if known else torch.autograd.grad(ctx.out, ctx.leaves, dout))
+
+
+def gradients_inside_the_forward(case, inputs, closure):
+    return lambda: Ahead.apply(closure, inputs, *inputs.differentiable.values())
+
+
+TIMED_CALL = "right before it was timed, and a timed call is wrong: "
+
+
 @OPS
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
 @pytest.mark.parametrize(
-    ("fault", "says"), [(writes_nothing, "has NaN"), (right_at_first(8), "right at first, wrong when called last")]
+    ("fault", "says"),
+    [
+        (writes_nothing, "has NaN"),
+        (wrong_when_timed, TIMED_CALL),
+        (wrong_on_inputs_of_before, "against float64"),
+        (late_when_timed, "comes later"),
+        (changes_inputs_when_timed, "right before it was timed; when timed it changes its inputs: k"),
+        (gradients_inside_the_forward, TIMED_CALL),
+    ],
 )
 def test_a_sweep_gives_no_time_to(swept, case, pass_, fault, says):
     """Once a kernel that wrote nothing was 37173 times as fast as eager: it was handed the last right result."""
+    if fault is gradients_inside_the_forward and pass_ != "bwd":
+        pytest.skip("there are no gradients")
+    if fault is late_when_timed and pass_ == "bwd":
+        pytest.skip("what its forward gives late is there for the backward")
     row = swept(case, fault, pass_)
     assert row["status"] == "wrong"
     assert says in row["reason"]
     assert row[["median_ms", "speedup"]].isna().all()
+
+
+def test_a_result_that_is_kept_by_its_inputs_is_of_no_use_to_what_is_timed(swept):
+    """It is right, and its time is that of a call: no timed call has the inputs of another."""
+    kept, known = {}, []
+
+    def by_content(case, inputs, closure):
+        def call():
+            key = tuple(x.numpy().tobytes() for x in (inputs.q, inputs.k, inputs.v))
+            known.append(key in kept)
+            return kept.setdefault(key, closure()).clone()
+
+        return call
+
+    assert swept(CONV, by_content, "fwd")["status"] == "ok"
+    assert not any(known[-6:])
+    assert any(known)
+
+
+class Recorded:
+    """A CUDA graph of a few lines: each replay writes what the closures give into the memory of the first results."""
+
+    def __init__(self, closures, repeats=1):
+        self._closures = closures
+        self.outputs = [closure() for closure in closures]
+
+    def replay(self):
+        for output, closure in zip(self.outputs, self._closures, strict=True):
+            output.copy_(closure())
+
+
+class Clock:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, end):
+        return 1e3 * (end.at - self.at)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Times a planted fault by events or by a graph over copies of a cache, which are computed on the CPU."""
+    for name in ("synchronize", "_sleep", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    for name in ("memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 0)
+    monkeypatch.setattr(torch.cuda, "Event", Clock)
+    monkeypatch.setattr(torch.cuda.nvtx, "range", lambda name: nullcontext())
+    monkeypatch.setattr(samplers, "capture", Recorded)
+    monkeypatch.setattr(timing, "GpuSensor", lambda: SimpleNamespace(read=lambda: (None, None), energy_j=lambda: None))
+    monkeypatch.setattr(timing, "cache_flush", lambda device, cache: lambda: None)
+    monkeypatch.setattr(timing, "clean_lines", lambda: lambda: None)
+    monkeypatch.setattr(timing, "GPU_WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "l2_bytes", lambda: 3 * 40 * 16 * 4)
+
+    def measured(fault, pass_, page_size=None):
+        case = replace(CONV, pass_=pass_, seq=40, page_size=page_size)
+        inputs = make_inputs(case, 0)
+        before = [x.clone() for x in (inputs.q, inputs.k, inputs.v)]
+        judge, right = Judge(case, inputs, 0), find("eager").build
+
+        def build(case, inputs):
+            return fault(case, inputs, right(case, inputs))
+
+        cell = replace(timing.timed(replace(case, device="cuda"), build, inputs), watch=judge.watch())
+        (found,) = timing.measure({"cell": cell}, "cuda", Settings(min_rounds=2, max_rounds=2)).values()
+        for x, y in zip((inputs.q, inputs.k, inputs.v), before, strict=True):
+            assert torch.equal(x, y)
+        return found
+
+    return measured
+
+
+def stale_in_a_graph(case, inputs, closure):
+    """A replay leaves what there was."""
+    first = closure()
+    return lambda: first
+
+
+@pytest.mark.parametrize(
+    ("fault", "pass_", "page_size", "says"),
+    [
+        (right, "fwd", None, ""),
+        (right, "bwd", None, ""),
+        (right, "decode", None, ""),
+        (right, "decode", 16, ""),
+        (stale_in_a_graph, "decode", None, "a timed call is wrong"),
+        (stale_in_a_graph, "decode", 16, "a timed call is wrong"),
+    ],
+)
+def test_what_a_gpu_would_time_is_judged(as_on_a_gpu, fault, pass_, page_size, says):
+    found = as_on_a_gpu(fault, pass_, page_size)
+    assert isinstance(found, WrongResultError if says else Measurement), found
+    assert says in str(found)
+    if not says:
+        assert found.timer == ("graph" if pass_ == "decode" else "events")
 
 
 def writes_nothing_in_a_graph(case, inputs, closure):
@@ -353,11 +541,15 @@ def writes_nothing_in_a_graph(case, inputs, closure):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
-@pytest.mark.parametrize("fault", [writes_nothing, right_at_first(1), right_at_first(8), cached, same_memory])
+@pytest.mark.parametrize(
+    "fault", [writes_nothing, right_at_first(1), wrong_when_timed, cached, same_memory, gradients_inside_the_forward]
+)
 def test_a_sweep_on_a_gpu_gives_no_time_to(swept, pass_, fault):
     if pass_ == "bwd" and fault in (cached, same_memory):
         fault = cached_gradients
-    if pass_ == "decode" and fault.__qualname__.startswith("right_at_first"):
+    if pass_ != "bwd" and fault is gradients_inside_the_forward:
+        pytest.skip("there are no gradients")
+    if pass_ == "decode" and (fault is wrong_when_timed or fault.__qualname__.startswith("right_at_first")):
         fault = writes_nothing_in_a_graph  # a graph calls nobody
     row = swept(CONV, fault, pass_, "cuda")
     assert row["status"] == "wrong", row["reason"]

@@ -52,7 +52,7 @@ def gpu(request, monkeypatch):
     monkeypatch.setattr(samplers.torch.cuda, "Event", gpu.event)
     monkeypatch.setattr(samplers.torch.cuda, "_sleep", gpu.hold)
     monkeypatch.setattr(samplers.torch.cuda, "synchronize", gpu.synchronize)
-    monkeypatch.setattr(samplers.time, "perf_counter", lambda: gpu.now)
+    monkeypatch.setattr(samplers, "perf_counter", lambda: gpu.now)
     return gpu
 
 
@@ -64,20 +64,20 @@ def test_a_late_launch_is_not_measured(gpu, launches, kernel_s, cold):
         for _ in range(launches):
             gpu.launch(kernel_s)
 
-    flush = (lambda: gpu.launch(FLUSH_S)) if cold else None
-    sample = samplers.events_sampler(run, None, flush, launches * kernel_s)
+    before = (lambda: gpu.launch(FLUSH_S)) if cold else (lambda: None)
+    sample = samplers.events_sampler(run, before, len, launches * kernel_s, several=not cold)
     assert sample(5) == pytest.approx([1e3 * launches * kernel_s] * 5)
 
 
 def test_without_waiting_it_would_be(gpu, monkeypatch):
     monkeypatch.setattr(samplers, "LONGEST_HELD_S", -1.0)
-    sample = samplers.events_sampler(lambda _: gpu.launch(1e-5), None, lambda: gpu.launch(FLUSH_S), 1e-5)
+    sample = samplers.events_sampler(lambda _: gpu.launch(1e-5), lambda: gpu.launch(FLUSH_S), len, 1e-5, several=False)
     assert max(sample(5)) > 10 * 1e-2
 
 
 def test_a_long_call_is_not_called_once_more_for_that(gpu):
     calls = []
-    samplers.events_sampler(calls.append, None, None, 1.0)
+    samplers.events_sampler(calls.append, lambda: None, len, 1.0, several=True)
     assert not calls
 
 
@@ -85,7 +85,7 @@ class FakeGraph:
     """What closures launch, in one launch; it takes the GPU a moment to begin and to end."""
 
     def __init__(self, gpu: FakeGpu, closures, repeats: int) -> None:
-        self.gpu, self.calls = gpu, repeats * len(closures)
+        self.gpu, self.calls, self.outputs = gpu, repeats * len(closures), [repeats]
         before = gpu.busy_s
         for closure in closures:
             closure()
@@ -125,7 +125,7 @@ def captured(gpu, monkeypatch):
 )
 def test_a_graph_holds_calls_for_the_time_they_take_on_the_gpu(gpu, captured, kernel_s, rotations, calls):
     """Not for that in which the CPU launches them, which here is longer for most."""
-    sample = samplers.graph_sampler([lambda: gpu.launch(kernel_s)] * rotations, None)
+    sample = samplers.graph_sampler([lambda: gpu.launch(kernel_s)] * rotations, lambda: None, len, several=True)
     assert captured == calls
     assert sample(4) == pytest.approx([1e3 * (kernel_s + EDGES_S / calls[-1])] * 4)
     if calls[-1] < 300:
@@ -133,6 +133,36 @@ def test_a_graph_holds_calls_for_the_time_they_take_on_the_gpu(gpu, captured, ke
 
 
 def test_a_graph_of_cold_calls_holds_each_once(gpu, captured):
-    sample = samplers.graph_sampler([lambda: gpu.launch(1e-3)] * 2, lambda: gpu.launch(FLUSH_S))
+    cold = lambda: gpu.launch(FLUSH_S)  # noqa: E731
+    sample = samplers.graph_sampler([lambda: gpu.launch(1e-3)] * 2, cold, len, several=False)
     assert captured == [2]
     assert sample(3) == pytest.approx([1e3 * (1e-3 + EDGES_S / 2)] * 3)
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_one_result_is_kept_at_a_time_and_looked_at_before_anybody_waits(gpu, captured, several):
+    """Of a call as of the next one: its memory is what the next takes. None is kept behind the last window."""
+
+    class Result:
+        pass
+
+    given, seen = [], []
+
+    def run(_):
+        assert not any(result() for result in given[:-1])
+        gpu.launch(1e-3)
+        given.append(weakref.ref(result := Result()))
+        return result
+
+    def look(results):
+        seen.append((results == [given[-1]()], gpu.now < gpu.free))
+
+    sample = samplers.events_sampler(run, lambda: None, look, 1e-3, several=several)
+    assert not any(result() for result in given)
+    sample(4)
+    assert seen == [(True, True)]
+    assert not any(result() for result in given)
+    graph = samplers.graph_sampler([lambda: gpu.launch(1e-3)], lambda: None, seen.append, several=several)
+    assert len(seen) == 1
+    graph(2)
+    assert seen[1:] == [[4 if several else 1]]

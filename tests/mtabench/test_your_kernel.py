@@ -11,9 +11,10 @@ from own_cases import EXAMPLES, OWN, case_of, forget, judged, own
 from planted_sweeps import without_warm_up
 
 from mta_kernels.operation import Operation
-from mtabench.checking import honesty
+from mtabench.checking import honesty, judge
 from mtabench.checking.judge import Judge
 from mtabench.errors import UnsupportedError
+from mtabench.implementations import _own_settings
 from mtabench.measuring.failures import WrongResultError
 from mtabench.problem.inputs import make_inputs
 from mtabench.registry import chosen, implementation_of
@@ -115,17 +116,6 @@ def test_inputs_that_a_cheat_changed_are_drawn_again(function, pass_):
     assert judge.first_of(right.build(one, inputs), one).ok
 
 
-def test_a_call_that_changes_inputs_when_it_is_the_last_is_wrong():
-    one = own("attention")
-    inputs = make_inputs(one, 0)
-    judge = Judge(one, inputs, 0)
-    build = implementation_of(one).build
-    assert judge.first_of(build(one, inputs), one).ok
-    (cheat,) = chosen([f"cheat={OWN}:changes_inputs"])
-    assert "changes its inputs: k" in judge.last(lambda: [cheat.build(one, inputs)()])
-    assert judge.last(lambda: [build(one, inputs)()]) == ""
-
-
 def test_what_is_right_on_an_idle_device_only_is_said_to_work_on_another_stream():
     """As it is on a GPU, whose stream is busy when a call is made."""
     one = own("attention")
@@ -140,12 +130,27 @@ def test_what_is_right_on_an_idle_device_only_is_said_to_work_on_another_stream(
 def test_a_result_that_changes_until_the_device_is_idle_is_late(monkeypatch):
     """A GPU's stream saw it before another one had written it, finite or not."""
     result = torch.zeros(2, 3)
-    seen = honesty.look("cuda", [result])
+    seen = honesty.look([result])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     honesty.check_in_time("cuda", seen, [result])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: result.fill_(1))
     with pytest.raises(WrongResultError, match="comes later"):
         honesty.check_in_time("cuda", seen, [result])
+
+
+def test_settings_take_none_of_the_time_for_which_a_gpu_is_held_back(monkeypatch):
+    """They take longer: what works on another stream would be over when it is looked at."""
+    done = []
+
+    def recorded(module, name):
+        call = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given: done.append(name) or call(*given))
+
+    for module, name in ((judge, "hold_back"), (judge, "look"), (_own_settings, "_values")):
+        recorded(module, name)
+    assert judged(own("attention")).ok
+    assert {done[at + 1] for at, name in enumerate(done) if name == "hold_back"} == {"look"}
+    assert done[0] == done[-1] == "_values"
 
 
 @pytest.mark.gpu

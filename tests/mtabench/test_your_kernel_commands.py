@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import torch
@@ -18,9 +19,11 @@ from paired_runs import git
 from planted_sweeps import without_warm_up
 from written_runs import case, rounds, write_run
 
+from mtabench import registry
 from mtabench.checking import verify
 from mtabench.checking.verify import CheckedShape
 from mtabench.implementations import _user_code
+from mtabench.problem.inputs import use_full_float32
 from mtabench.registry import chosen, name_of, typed_as
 from mtabench.report.data import COMMAND
 from mtabench.results.results_file import read_file
@@ -89,21 +92,87 @@ def test_an_import_that_takes_long_is_said_while_it_does(tmp_path, monkeypatch, 
     assert re.fullmatch(rf"mtabench: importing \S+long.py {place}\n", said)
 
 
-def test_what_an_import_sets_for_all_does_not_outlast_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "sets.py").write_text(
-        "import os\nimport torch\nos.chdir('/')\ntorch.set_default_device('meta')\ntorch.set_grad_enabled(False)\n"
-        "torch.set_default_dtype(torch.float16)\ndef f(q, k, v, *, causal, scale): pass\n"
+SETS = """
+import os
+import torch
+
+os.chdir("/")
+os.environ["PLANTED"] = "1"
+torch.set_default_dtype(torch.float16)
+torch.set_grad_enabled(False)
+torch.set_num_threads(5)
+torch.use_deterministic_algorithms(True, warn_only=True)
+torch.backends.cuda.enable_flash_sdp(False)
+torch.backends.cudnn.benchmark = True
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+torch.set_autocast_enabled("cpu", True)
+torch.set_flush_denormal(True)
+torch.nn.functional.silu = torch.nn.functional.relu
+"""
+READS = """
+import os
+import torch
+
+def state():
+    return (
+        os.getcwd(), os.environ.get("PLANTED"), torch.get_default_dtype(), torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cuda.flash_sdp_enabled(), torch.backends.cudnn.benchmark,
+        torch.backends.cuda.matmul.fp32_precision, torch.is_autocast_enabled("cpu"),
+        (torch.tensor([1e-39], dtype=torch.float32) * 1.0).item() == 0, torch.nn.functional.silu.__name__,
     )
-    try:
-        chosen(["sets.py:f"])
-        made = torch.zeros(1)
-        assert (made.device.type, made.dtype, torch.is_grad_enabled()) == ("cpu", torch.float32, True)
-        assert Path.cwd() == tmp_path
-    finally:
-        torch.set_default_device(None)
-        torch.set_default_dtype(torch.float32)
-        torch.set_grad_enabled(True)
+"""
+CALL = """
+seen = set()
+
+def f(q, k, v, *, causal, scale):
+    seen.add(state())
+    with torch.autocast("cpu", enabled=False):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True)
+"""
+
+
+@pytest.mark.parametrize("when", ["import", "call"])
+def test_what_a_file_sets_for_the_process_holds_for_its_own_calls_alone(mtabench, tmp_path, monkeypatch, when):
+    """Some of it made other kernels slower, or others, and a folder took the rows with it."""
+    call = CALL if when == "import" else CALL.replace("    seen", indent(SETS, "    ") + "    seen")
+    (tmp_path / "sets.py").write_text((SETS if when == "import" else "") + READS + call)
+    (tmp_path / "spared.py").write_text(READS + CALL)
+    use_full_float32()  # as a sweep does
+    here: dict = {}
+    exec(READS, here)
+    before, gradients = here["state"](), torch.is_grad_enabled()
+    code, out, err = mtabench("fwd", "--impl", "./sets.py:f,./spared.py:f", *TINY, "--out", "a.csv")
+    assert code == 0, (out, err)
+    assert [row["status"] for row in csv.DictReader((tmp_path / "a.csv").open())] == ["ok", "ok"]
+    monkeypatch.setattr(verify, "SHAPES", {"cpu": (CheckedShape(1, 2, 1, 17, 16, 3, 3),)})
+    monkeypatch.setattr(verify, "LONG_SHAPES", {"cpu": ()})
+    mtabench("verify", "--impl", "./sets.py:f", "--device", "cpu", "--dtype", "fp32")
+    assert (here["state"](), torch.is_grad_enabled()) == (before, gradients)
+    of_others, of_own = (registry._LOADED[f"{name}:f"][0].module.seen for name in ("spared", "sets"))
+    assert of_others == {before}
+    (own,) = of_own
+    assert not any(theirs == ours for theirs, ours in zip(own, before, strict=True))
+
+
+@pytest.mark.parametrize(("line", "name"), [
+    ("time.perf_counter_ns = lambda: 0", "time.perf_counter_ns"),
+    ("Oracle.check = lambda *_: Check(True, 0.0, 1.0)", "Oracle.check"),
+    ("torch.cuda.Event.elapsed_time = lambda *_: 1e-3", "Event.elapsed_time"),
+])  # fmt: skip
+def test_a_file_that_replaces_what_measures_it_is_refused_and_a_call_that_does_is_wrong(mtabench, tmp_path, line, name):
+    imports = "import time\nimport torch\nfrom mtabench.checking.oracle import Check, Oracle\n"
+    (tmp_path / "first.py").write_text(f"{imports}{line}\n{READS}{CALL}")
+    (tmp_path / "later.py").write_text(f"{imports}{READS}{CALL.replace('    seen', f'    {line}{chr(10)}    seen')}")
+    (tmp_path / "spared.py").write_text(READS + CALL)
+    result = mtabench("fwd", "--impl", "./first.py:f", *TINY, "--out", "a.csv")
+    refused(result, f"first.py cannot be imported: it replaces {name}, which measures it; leave it as it is")
+    code, _, _ = mtabench("fwd", "--impl", "./later.py:f,./spared.py:f", *TINY, "--out", "a.csv")
+    assert code == 4
+    rows = {row["impl"]: row for row in csv.DictReader((tmp_path / "a.csv").open())}
+    assert rows["spared:f"]["status"] == "ok"
+    assert (rows["later:f"]["status"], rows["later:f"]["median_ms"]) == ("wrong", "")
+    assert rows["later:f"]["reason"] == f"it replaces {name}, which measures it; leave it as it is"
 
 
 def test_names_are_stable_and_what_was_typed_is_what_repro_says(tmp_path, monkeypatch):
