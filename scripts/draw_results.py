@@ -1,4 +1,4 @@
-"""Draws the charts in results/ anew: each from the committed file that its name begins with."""
+"""Draws the charts in results/ anew, as SVG: each from the committed file that its name begins with."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ DARK = {"fwd": "overhead"}  # the README's chart, which a dark page shows in dar
 def drawn(folder: Path) -> Iterator[Path]:
     """Draw them into a folder, and give the path of each."""
     for name in WHOLE:
-        yield from draw([RESULTS / f"{name}.csv"], folder)
+        yield from draw([RESULTS / f"{name}.csv"], folder, formats=["svg"])
     for name, kind in DARK.items():
-        yield from draw([RESULTS / f"{name}.csv"], folder, [kind], ["dark"])
+        yield from draw([RESULTS / f"{name}.csv"], folder, [kind], ["dark"], ["svg"])
     for name, (kind, stem, better) in SINGLE.items():
         with tempfile.TemporaryDirectory(dir=folder) as aside:
-            for path in draw([RESULTS / f"{name}.csv"], aside, [kind]):
+            for path in draw([RESULTS / f"{name}.csv"], aside, [kind], formats=["svg"]):
                 assert path.stem == stem
                 yield path.replace(folder / f"{better}{path.suffix}")
 

@@ -61,9 +61,7 @@ def named(key: Any, name: str, curve: pd.Series) -> Named:
 
 
 def save_chart(figure: Figure, csv_path: Path) -> list[Path]:
-    """Save it as PNG and SVG beside the results file, with its stamp; the paths."""
-    paths = [csv_path.with_suffix(suffix) for suffix in (".png", ".svg")]
-    for path, metadata in zip(paths, ({"Software": None}, {"Date": None}), strict=True):
-        source = {"Source": stamp([csv_path])}
-        figure.savefig(path, dpi=160, facecolor=LIGHT.paper, metadata=metadata | source)
-    return paths
+    """Save it as SVG beside the results file, with its stamp; the path, in a list."""
+    path = csv_path.with_suffix(".svg")
+    figure.savefig(path, facecolor=LIGHT.paper, metadata={"Date": None, "Source": stamp([csv_path])})
+    return [path]

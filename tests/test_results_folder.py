@@ -2,6 +2,8 @@
 
 import csv
 import re
+import runpy
+import zipfile
 from pathlib import Path
 
 import matplotlib
@@ -50,7 +52,7 @@ def test_the_table_has_the_commit_of_every_file():
         assert measured == {(sha, "true" if modified else "false")}, name
 
 
-CHARTS = sorted(path for path in MAIN.iterdir() if path.suffix in (".png", ".svg"))
+CHARTS = sorted(path for path in MAIN.iterdir() if path.suffix == ".svg")
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda path: path.name)
@@ -62,19 +64,27 @@ def test_no_chart_is_older_than_its_file(chart):
 
 def test_the_first_chart_of_the_readme_is_drawn_for_light_and_dark_pages_from_one_file(tmp_path):
     """Both are as the code draws them now, where matplotlib is the version that drew them."""
-    light, dark = (MAIN / f"fwd-overhead{end}.png" for end in ("", "-dark"))
+    light, dark = (MAIN / f"fwd-overhead{end}.svg" for end in ("", "-dark"))
     text = (RESULTS.parent / "README.md").read_text()
     first = re.search(r"<picture>.*?</picture>|!\[", text, re.DOTALL)[0]
     assert f'media="(prefers-color-scheme: dark)" srcset="{dark.relative_to(RESULTS.parent)}"' in first
     assert f'<img src="{light.relative_to(RESULTS.parent)}"' in first
-    committed = [path.with_suffix(".svg").read_bytes() for path in (light, dark)]
+    committed = [path.read_bytes() for path in (light, dark)]
     if f"Matplotlib v{matplotlib.__version__},".encode() not in committed[0]:
         pytest.skip("the charts were drawn by another version of matplotlib")
     drawn = draw([MAIN / "fwd.csv"], tmp_path, ["overhead"], ["light", "dark"], ["svg"])
     assert [path.read_bytes() for path in drawn] == committed, "run python scripts/draw_results.py"
 
 
-def test_every_experiment_is_told_of():
-    texts = [path.read_text() for path in RESULTS.parent.rglob("*.md") if ".venv" not in path.parts]
-    for path in (MAIN / "experiments").iterdir():
-        assert any(f"experiments/{path.name}" in text for text in texts), path.name
+@pytest.mark.parametrize("gpu", ["nvidia-h100", "nvidia-h200"])
+def test_the_index_of_an_archive_has_every_file_in_order_and_its_revisions(gpu):
+    revision_of = runpy.run_path(str(RESULTS.parent / "scripts/archive_results.py"))["revision_of"]
+    with open(RESULTS / gpu / "archive.csv") as file, zipfile.ZipFile(RESULTS / gpu / "archive.zip") as archive:
+        index = list(csv.DictReader(file))
+        assert [line["file"] for line in index] == archive.namelist() == sorted(archive.namelist())
+        assert {one.date_time for one in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+        assert all(line["what"] and line["revision"] == revision_of(archive.read(line["file"])) for line in index)
+
+
+def test_the_folder_stays_small():
+    assert sum(path.is_file() for path in RESULTS.rglob("*")) <= 150

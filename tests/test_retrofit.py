@@ -54,7 +54,7 @@ def test_both_models_start_with_the_loss_of_the_trained_one_and_then_part(comman
     moved = rows.query("step > 0").groupby("attention")["mixers_moved"].min()
     assert moved["plain"] == 0 < moved["mta"]
     assert set(rows.loc[rows["step"] == 0, "train_loss"].isna()) == {True}
-    for suffix in (".csv", ".png", ".svg"):
+    for suffix in (".csv", ".svg"):
         assert str(path.with_suffix(suffix)) in out
         assert path.with_suffix(suffix).stat().st_size > 1000
     assert f"plain, {mta[-1].mean():.3f} with multi-token attention" in path.with_suffix(".svg").read_text()

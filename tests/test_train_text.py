@@ -107,7 +107,7 @@ def test_equal_kernels_give_equal_curves(command, stand_in, text, tmp_path):
     assert (rows["mixers_moved"] > 0).all()
     unknown = ["driver", "cuda", "triton", "git_sha", "git_dirty"]
     assert not rows.drop(columns=unknown).isna().any().any()
-    for suffix in (".csv", ".png", ".svg"):
+    for suffix in (".csv", ".svg"):
         assert str(path.with_suffix(suffix)) in out
         assert path.with_suffix(suffix).stat().st_size > 1000
     assert "fused, by Triton" in path.with_suffix(".svg").read_text()

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from archived import archived
 from hostile_cells import TEXTS, poison
 from page_faults import looks, page_faults
 from written_runs import case, rounds, write_run
@@ -44,9 +45,9 @@ def reports(tmp_path_factory):
     """Pages by name: committed results without samples, a run with failures and samples, and a hostile one."""
     folder = tmp_path_factory.mktemp("reports")
     runs = {
-        "h200": RESULTS / "history/fwd-23aa81e671e0.csv",  # whose numbers the tests name; it has no samples
+        "h200": archived("history/fwd-23aa81e671e0.csv"),  # whose numbers the tests name; it has no samples
         "samples": RESULTS / "fwd.csv",
-        "decode": RESULTS / "history/decode-pages-29390ce71324.csv",
+        "decode": archived("history/decode-pages-29390ce71324.csv"),
         "whole": RESULTS / "mta-all-fwd.csv",
         "mixed": mixed_run(folder / "mixed.csv"),
         "hostile": poison(mixed_run(folder / "hostile.csv")),
