@@ -1,10 +1,12 @@
-"""Writes the tables of docs/ that say what the code says: implementations, columns of results, kinds of charts."""
+"""Writes tables of documents: what the code says, and what the committed results say."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+from benchmark_tables import BLOCKS
 
 from mtabench.charts import KINDS
 from mtabench.registry import IMPLEMENTATIONS
@@ -47,6 +49,8 @@ Block = Callable[[], Iterator[str]]
 PAGES: Mapping[Path, Mapping[str, Block]] = {
     DOCS / "implementations.md": {"implementations": implementations},
     DOCS / "results.md": {"columns": columns, "charts": charts},
+    DOCS / "benchmarks.md": {name: lines for name, lines in BLOCKS.items() if name != "readme"},
+    DOCS.parent / "README.md": {"readme": BLOCKS["readme"]},
 }
 
 

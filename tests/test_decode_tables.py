@@ -1,12 +1,10 @@
-"""Times and shares of grouped decode in documents are those of their files."""
+"""Shares of grouped decode in the design page are those of their files."""
 
-import math
 import re
 from pathlib import Path
 
 import pytest
 
-from mtabench.measuring.settled import half_interval_of, settled
 from mtabench.results.results_file import read_file
 
 ROOT = Path(__file__).parents[1]
@@ -35,40 +33,6 @@ def table(page, head):
 
 def share(rows, of):
     return float(rows[CUDNN]["median_ms"]) / float(rows[of]["median_ms"])
-
-
-def time_text(row):
-    wide = "" if settled(row) else f" ± {100 * half_interval_of(row):.1f} %"
-    return f"{1000 * float(row['median_ms']):.3g}{wide}"
-
-
-def share_text(rows, of):
-    pair = rows[of], rows[CUDNN]
-    wide = "" if all(map(settled, pair)) else f" ± {100 * math.hypot(*map(half_interval_of, pair)):.0f} %"
-    return f"{100 * share(rows, of):.0f} %{wide}"
-
-
-def test_times_of_one_sequence(measured):
-    lines = table("docs/benchmarks.md", "query heads / KV heads, keys")
-    assert len(lines) == 12
-    for name, *texts in lines:
-        heads, kv_heads, keys = map(int, re.findall(r"\d+", name))
-        of = [measured[heads, kv_heads, head_dim, 1, keys] for head_dim in (64, 128)]
-        shared = [
-            [f"{time_text(rows[one])} ({100 * share(rows, one):.0f} %)" for one in (CONTIGUOUS, PAGES)] for rows in of
-        ]
-        assert texts == [*shared[0], time_text(of[0][CUDNN]), *shared[1], time_text(of[1][CUDNN])], name
-
-
-def test_shares_of_several_sequences(measured):
-    lines = table("docs/benchmarks.md", "head dim, sequences x keys")
-    assert len(lines) == 12
-    for name, *texts in lines:
-        head_dim, batch, keys = map(int, re.findall(r"\d+", name))
-        of = [
-            measured[heads, kv_heads, head_dim, batch, keys] for heads, kv_heads in ((16, 8), (32, 8), (64, 8), (64, 4))
-        ]
-        assert texts == [share_text(rows, one) for rows in of for one in (CONTIGUOUS, PAGES)], name
 
 
 def test_cells_that_reach_the_goal(measured):

@@ -8,7 +8,6 @@ one recording does not have.
 import csv
 import json
 import os
-import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -313,41 +312,3 @@ def test_protons_tree_is_shown_with_the_time_below_each_node(tmp_path):
     path.write_text("{}")
     with pytest.raises(UsageError, match="not a tree of Proton"):
         proton.tree_lines(path)
-
-
-def test_the_page_of_benchmarks_has_what_was_measured():
-    root = Path(__file__).parents[2]
-    page = (root / "docs/benchmarks.md").read_text()
-    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| `(_|hopper_)", line)]
-    assert {line[1] for line in lines} == {"fwd", "bwd"}
-    for kernel, pass_, *numbers, bound in lines:
-        with open(root / f"results/nvidia-h200/profile/{pass_}/counters.csv") as file:
-            name = kernel.strip("`")
-            cell = ("triton", f"{name}_kernel") if name.startswith("_") else ("hopper", name)
-            (row,) = [r for r in csv.DictReader(file) if (r["impl"], r["kernel"]) == cell]
-        columns = ("us", "tensor_pct", "shared_pct", "l2_pct", "memory_pct")
-        found = [f"{float(row[name]):.0f}" for name in columns]
-        found += [f"{float(row[name]) / 1e9:.1f}" for name in ("l2_bytes", "memory_bytes")]
-        assert (numbers, bound) == (found, row["bound_by"]), kernel
-
-
-def test_the_page_of_benchmarks_has_the_counters_of_each_length():
-    root = Path(__file__).parents[2]
-    folders = {
-        "forward": "fwd-lengths", "backward": "bwd-lengths", "decode": "decode", "forward of all parts": "mta-fwd",
-        "forward of mixed heads": "mta-mix-fwd", "decode of all parts": "mta-decode",
-    }  # fmt: skip
-    page = (root / "docs/benchmarks.md").read_text()
-    form = r"^\| (forward|backward|decode)( of all parts| of mixed heads)? "
-    form += r"\| (\d+)(?: / (\d+))? x (\d+) \| (\d+) x (\d+) \| `(\w+)` \| (.+) \|$"
-    found = re.findall(form, page, re.MULTILINE)
-    assert len(found) > 12
-    for call, parts, heads, kv_heads, head_dim, batch, seq, kernel, numbers in found:
-        with open(root / f"results/nvidia-h200/profile/{folders[call + parts]}/counters.csv") as file:
-            cell = {"heads": heads, "kv_heads": kv_heads or heads, "head_dim": head_dim, "batch": batch, "seq": seq}
-            cell["kernel"] = kernel
-            (row,) = [r for r in csv.DictReader(file) if all(r[name] == text for name, text in cell.items())]
-        shares = [f"{float(row[name]):.0f}" for name in ("tensor_pct", "shared_pct", "l2_pct", "memory_pct")]
-        measured = [f"{float(row['us']):.4g}", *shares, f"{float(row['memory_bytes']) / 1e9:.2f}", row["bound_by"]]
-        assert numbers.split(" | ") == measured, (cell, measured)
-        assert row["git_dirty"] == "false"
