@@ -115,7 +115,7 @@ def columns_of(name: str, shapes: Sequence[tuple[int, int]]) -> Callable[[], Ite
 
 def grouped() -> Iterator[str]:
     """Shares of cuDNN's speed in grouped decode, contiguous and in pages."""
-    rows = [*read("decode-groups.csv"), *read("decode-pages.csv")]
+    rows = read("decode-groups.csv", "decode-pages.csv")
 
     def share(head_dim: int, batch: int, seq: int, heads: int, kv_heads: int, page: str) -> str:
         shape = {"head_dim": head_dim, "batch": batch, "seq": seq, "heads": heads, "kv_heads": kv_heads}
@@ -124,7 +124,7 @@ def grouped() -> Iterator[str]:
         return over(ours, next(row for row in of if row["impl"] == "sdpa-cudnn"), percent=True)
 
     header = [f"{heads} / {kv_heads}{pages}" for heads, kv_heads in GROUPS for pages in ("", ", pages")]
-    shapes = [(dim, batch, seq) for dim in (64, 128) for batch in (1, 64) for seq in (4096, 16384, 65536)]
+    shapes = [(dim, batch, seq) for dim in (64, 128) for batch in (1, 64) for seq in (4096, 65536)]
     return lines(
         ["head dim", "sequences x keys", *header],
         (
@@ -183,8 +183,8 @@ def host_time() -> Iterator[str]:
 
 # Folders of counters: the least share of a call's time that a kernel needs here, and which rows.
 COUNTED: Mapping[str, tuple[float, Where]] = {
-    "fwd-lengths": (0.1, {}), "bwd-lengths": (0.1, {}), "bwd": (0.09, {"impl": "triton"}), "mta-mix-fwd": (0.1, {}),
-    "decode": (0.2, {"seq": 65536}), "mta-decode": (0.2, {}),
+    "fwd-lengths": (0.1, {"seq": (1024, 16384)}), "bwd-lengths": (0.1, {"seq": (1024, 16384)}), "bwd": (0.09, {"impl": "triton"}), "mta-mix-fwd": (0.1, {}),
+    "decode": (0.2, {"seq": 65536, "head_dim": 128}), "mta-decode": (0.2, {}),
 }  # fmt: skip
 
 
@@ -218,7 +218,7 @@ def counters() -> Iterator[str]:
 
 def ranks() -> Iterator[str]:
     """A sequence on several GPUs."""
-    rows = [*read("ranks-2.csv"), *read("ranks-4.csv")]
+    rows = read("ranks-2.csv", "ranks-4.csv", seq=131072)
     header = ("GPUs", "head dim", "tokens", "time", "efficiency", "communication", "revision")
     return lines(
         header,
@@ -305,14 +305,14 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "550m-all": partial(times, ["mta-550m-all.csv"], ("pass",), LAYERS, OVER, seq=2048),
     "mta-decode": partial(
         times, ["mta-decode.csv"], SHAPE, by_impl("auto", CUDNN), {"share of cuDNN's speed": ("`auto`", CUDNN)},
-        shown=["`auto`"], unit="us", percent=True,
+        shown=["`auto`"], unit="us", percent=True, seq=(4096, 65536),
     ),
     "models": models,
     "host-time": host_time,
     "counters": counters,
     "ranks": ranks,
-    "ladder-cpu": columns_of("../cpu/ladder.csv", [(64, 512), (64, 1024), (128, 512), (128, 1024)]),
-    "ladder": columns_of("ladder.csv", [(dim, seq) for dim in (64, 128) for seq in (1024, 4096, 16384)]),
+    "ladder-cpu": columns_of("../cpu/ladder.csv", [(64, 1024), (128, 1024)]),
+    "ladder": columns_of("ladder.csv", [(dim, seq) for dim in (64, 128) for seq in (1024, 16384)]),
     "noise": noise,
     "start-times": start_times,
 }  # fmt: skip
