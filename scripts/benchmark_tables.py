@@ -183,9 +183,13 @@ def host_time() -> Iterator[str]:
 
 # Folders of counters: the least share of a call's time that a kernel needs here, and which rows.
 COUNTED: Mapping[str, tuple[float, Where]] = {
-    "fwd-lengths": (0.1, {"seq": (1024, 16384)}), "bwd-lengths": (0.1, {"seq": (1024, 16384)}), "bwd": (0.09, {"impl": "triton"}), "mta-mix-fwd": (0.1, {}),
-    "decode": (0.2, {"seq": 65536, "head_dim": 128}), "mta-decode": (0.2, {}),
-}  # fmt: skip
+    "fwd-lengths": (0.1, {"seq": (1024, 16384)}),
+    "bwd-lengths": (0.1, {"seq": (1024, 16384)}),
+    "bwd": (0.09, {"impl": "triton"}),
+    "mta-mix-fwd": (0.1, {}),
+    "decode": (0.2, {"seq": 65536, "head_dim": 128}),
+    "mta-decode": (0.2, {}),
+}
 
 
 def heads_of(row: Row) -> str:
