@@ -148,17 +148,17 @@ MODELS = {
 
 def models() -> Iterator[str]:
     """Whole models beside the plain model of their run."""
-    where = {"": "", "1": "conv attention", "4": "conv attention in a quarter of the layers"}
+    where = {"": "", "1": "conv attention", "4": "conv attention, a quarter"}
 
     def line(name: str, row: Row, rows: list[Row]) -> list[str]:
         plain = next(one for one in rows if one["impl"] == "plain" and one["batch"] == row["batch"])
         attention = "all parts" if row["op"] == "mta" else where[row["conv_every"]]
         shown = attention if row["impl"] == "auto" else f"{attention}, {row['impl']}"
-        rates = [f"{float(one['tokens_s']):,.0f}" for one in (row, plain)]
-        return [MODELS[name], row["batch"], shown, *rates, over(row, plain, percent=True), row["git_sha"]]
+        rate, share = f"{float(row['tokens_s']):,.0f}", over(row, plain, percent=True)
+        return [MODELS[name], row["batch"], shown, rate, share, row["git_sha"]]
 
     files = {name: read(f"{name}.csv") for name in MODELS}
-    header = ("model", "sequences", "attention", "tokens/s", "plain", "share", "revision")
+    header = ("model", "sequences", "attention", "tokens/s", "of plain's", "revision")
     return lines(
         header, (line(name, row, rows) for name, rows in files.items() for row in rows if row["impl"] != "plain")
     )
@@ -270,7 +270,19 @@ SHAPE = ("head_dim", "seq")
 FUSED, OVER = by_impl("triton", CUDNN), over_cudnn("triton")
 PLAIN = by_impl("eager", "cuda-conv", "hopper", CUDNN), over_cudnn("hopper")
 LAYERS = by_impl("eager", "compile", "triton", CUDNN)
-SM80 = by_impl("cuda", FLASH, "triton"), {"`cuda` over FlashAttention-2": ("`cuda`", FLASH)}
+SM80 = (
+    {
+        f"{name}, {label}": {"pass": pass_, "impl": impl}
+        for name, pass_ in (("forward", "fwd"), ("backward", "bwd"))
+        for label, impl in (("`cuda`", "cuda"), ("FlashAttention-2", "sdpa-flash"), ("`triton`", "triton"))
+    },
+    {
+        f"{name} over {label}": (f"{name}, `cuda`", f"{name}, {label}")
+        for name in ("forward", "backward")
+        for label in ("FlashAttention-2", "`triton`")
+    },
+    ("forward, `cuda`", "backward, `cuda`"),
+)
 FORWARDS = {
     f"{impl} {dim}": {"impl": impl, "head_dim": dim} for dim in (64, 96, 128) for impl in ("hopper", *NAMES.values())
 }
@@ -296,8 +308,7 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "forward-ratios": partial(times, ["hopper-fwd.csv"], ("seq",), FORWARDS, RATIOS, shown=()),
     "long-fwd": partial(times, ["long-fwd.csv"], ("head_dim",), by_impl("triton", "hopper")),
     "backward": partial(times, ["hopper-bwd.csv"], SHAPE, by_impl("hopper", CUDNN, FLASH), over_cudnn("hopper")),
-    "sm80-fwd": partial(times, ["sm80-fwd.csv"], SHAPE, *SM80),
-    "sm80-bwd": partial(times, ["sm80-bwd.csv"], SHAPE, *SM80),
+    "sm80": partial(times, ["sm80-fwd.csv", "sm80-bwd.csv"], SHAPE, *SM80),
     "long-bwd": partial(times, ["long-bwd.csv"], ("head_dim",), by_impl("triton", "hopper")),
     "decode": partial(
         times, ["decode.csv"], SHAPE, by_impl("eager", "triton", CUDNN, FLASH), OVER, unit="us", seq=(16384, 65536)
