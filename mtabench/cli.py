@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,14 +14,17 @@ from mtabench.cluster.options import ClusterOptions
 from mtabench.ending import run_and_exit
 from mtabench.errors import UsageError
 from mtabench.help import App
+from mtabench.options import Options
 from mtabench.problem.case import KERNEL_PASSES, MODEL
-from mtabench.sweeps.plan import Options, check_axes, usual_axes
+from mtabench.sweeps.plan import check_axes, usual_axes
 
 app = App(context_settings={"help_option_names": ["-h", "--help"]})
 results_app = App(help="Make results files of other ones.", add_completion=False)
 app.add_typer(results_app, name="results", rich_help_panel="Look")
 ci_app = App(help="Gate pull requests and publish a dashboard by GitHub Actions.", add_completion=False)
 app.add_typer(ci_app, name="ci", rich_help_panel="Compare")
+
+OF_ANOTHER = {"ignore_unknown_options": True}  # those of the sweep that is to run
 
 
 def _print_version(asked: bool) -> None:
@@ -49,254 +53,192 @@ def mtabench(version: Version = False) -> None:
 )
 @app.command("fwd", help="Time the forward pass.", epilog=usual_axes("fwd"), rich_help_panel="Measure")
 def forward_or_backward(
-    context: typer.Context,
-    seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None, op: o.Op = None,
-    mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None, gate: o.Gate = None, layer: o.Layer = None,
-    batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
-    dtype: o.Dtype = None, causal: o.Causal = True, device: o.Device = "auto", preset: o.PresetName = None,
-    cells: o.Cells = None, baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold",
-    rounds: o.Rounds = None, time_limit: o.TimeLimit = None, target: o.Target = None, isolate: o.Isolate = False,
-    cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
-    gpus: o.Gpus = None, workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None,
-    tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, ranks: o.Ranks = None,
-    out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = False,
-    quiet: o.Quiet = False,
-) -> None:  # fmt: skip
+    options: Annotated[Options, o.Fields(*o.AXES, "causal", "device", "preset", *o.MEASURING)],
+    cluster: Annotated[ClusterOptions, o.Fields()],
+    output: Annotated[o.SweepOutput, o.Fields()],
+    ranks: o.Ranks = None,
+) -> int:
     from mtabench.commands.sweep import run
 
-    options = Options(
-        context.info_name or "", seq=seq, head_dim=head_dim, conv=conv, impl=impl, op=op, mix=mix, post_conv=post_conv,
-        norm=norm, gate=gate, layer=layer, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, dtype=dtype,
-        causal=causal, device=device, preset=preset, cells=cells, baseline=baseline, timer=timer, cache=cache,
-        rounds=rounds, time_limit=time_limit, target=target, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
-    )  # fmt: skip
-    asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
-    raise typer.Exit(run(options, asked, ranks, out, resume, dry_run, plot, quiet))
+    return run(options, cluster, output, ranks)
 
 
 @app.command(epilog=usual_axes("decode"), rich_help_panel="Measure")
 def decode(
-    seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None, op: o.Op = None,
-    mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None, gate: o.Gate = None, layer: o.Layer = None,
-    batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
-    dtype: o.Dtype = None, splits: o.Splits = "auto", page_size: o.PageSize = "none", device: o.Device = "auto",
-    preset: o.PresetName = None, cells: o.Cells = None, baseline: o.Baseline = None, timer: o.Timer = "auto",
-    cache: o.Cache = "cold", rounds: o.Rounds = None, time_limit: o.TimeLimit = None, target: o.Target = None,
-    isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None, gpus: o.Gpus = None,
-    workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None, tls_ca: o.TlsCa = None,
-    tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, out: o.Out = None, resume: o.Resume = False,
-    dry_run: o.DryRun = False, plot: o.Plot = False, quiet: o.Quiet = False,
-) -> None:  # fmt: skip
+    options: Annotated[Options, o.Fields(*o.AXES, *o.DECODE, "device", "preset", *o.MEASURING)],
+    cluster: Annotated[ClusterOptions, o.Fields()],
+    output: Annotated[o.SweepOutput, o.Fields()],
+) -> int:
     """Time one decode step. Each sequence has one new query and a KV cache of --seq tokens."""
     from mtabench.commands.sweep import run
 
-    options = Options(
-        "decode", seq=seq, head_dim=head_dim, conv=conv, impl=impl, op=op, mix=mix, post_conv=post_conv, norm=norm,
-        gate=gate, layer=layer, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, dtype=dtype, splits=splits,
-        page_size=page_size, device=device, preset=preset, cells=cells, baseline=baseline, timer=timer, cache=cache,
-        rounds=rounds, time_limit=time_limit, target=target, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
-    )  # fmt: skip
-    asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
-    raise typer.Exit(run(options, asked, None, out, resume, dry_run, plot, quiet))
+    return run(options, cluster, output)
 
 
-@app.command(rich_help_panel="Measure")
+@app.command(MODEL, rich_help_panel="Measure")
 def model(
-    mode: o.Mode = None, preset: o.ModelPreset = None, layers: o.Layers = None, heads: o.ModelHeads = None,
-    dim: o.Dim = None, attention: o.Attention = None, conv: o.OneConv = None, impl: o.ModelImpl = None,
-    seq: o.Seq = None, batch: o.Batch = None, dtype: o.Dtype = None, device: o.Device = "auto",
-    cells: o.Cells = None, baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold",
-    rounds: o.Rounds = None, time_limit: o.TimeLimit = None, target: o.Target = None, isolate: o.Isolate = False,
-    cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
-    out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = False,
-    quiet: o.Quiet = False,
-) -> None:  # fmt: skip
+    options: Annotated[Options, o.Fields(*o.MODEL_AXES, *o.MEASURING, **o.OF_MODEL)],
+    output: Annotated[o.SweepOutput, o.Fields()],
+) -> int:
     """Time a whole transformer: a training step, a prompt, or a generated token. Compares with plain attention."""
     from mtabench.commands.sweep import run
 
-    options = Options(
-        MODEL, mode=mode, preset=preset, layers=layers, heads=heads, dim=dim, attention=attention, conv=conv, impl=impl,
-        seq=seq, batch=batch, dtype=dtype, device=device, cells=cells, baseline=baseline, timer=timer, cache=cache,
-        rounds=rounds, time_limit=time_limit, target=target, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
-    )  # fmt: skip
-    raise typer.Exit(run(options, ClusterOptions(), None, out, resume, dry_run, plot, quiet))
+    return run(options, ClusterOptions(), output)
 
 
 @app.command(rich_help_panel="Measure")
 def verify(
-    impl: o.Impl = None, device: o.Device = "auto", seed: o.Seed = None, dtype: o.Dtype = None,
-    op: o.CheckedOp = None, conv: o.Conv = None, mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None,
-    gate: o.Gate = None, seq: o.Seq = None, head_dim: o.HeadDim = None, kv_heads: o.CheckedKvHeads = None,
-    causal: o.IfCausal = None, json: o.PrintJson = False,
-) -> None:  # fmt: skip
+    options: Annotated[Options, o.Fields(*o.CHECKED, **o.OF_VERIFY)],
+    causal: o.IfCausal = None,
+    json: o.PrintJson = False,
+) -> int:
     """Check results, time nothing. Errors against float64, causality, and what else any correct kernel obeys."""
-    options = Options(
-        "verify", impl=impl, device=device, seed=seed, dtype=dtype, op=op, conv=conv, mix=mix, post_conv=post_conv,
-        norm=norm, gate=gate, seq=seq, head_dim=head_dim, kv_heads=kv_heads,
-    )  # fmt: skip
     check_axes(options)  # here and below: torch and matplotlib take seconds to import, and a slip is told before
     from mtabench.commands.verify import run
 
-    raise typer.Exit(run(options, causal, json))
+    return run(options, causal, json)
 
 
 @app.command("list", rich_help_panel="Measure")
-def list_(device: o.Device = "auto", anew: o.Anew = False, json: o.PrintJson = False) -> None:
+def list_(device: o.Device = "auto", anew: o.Anew = False, json: o.PrintJson = False) -> int:
     """Show what can be measured. Each implementation is ready on this machine, or the reason why not is given."""
     from mtabench.commands.list import run
 
-    raise typer.Exit(run(device, anew, json))
+    return run(device, anew, json)
 
 
 @app.command(rich_help_panel="Measure")
 def env(
     measure: o.Measure = False, device: o.Device = "auto", out: o.CeilingsOut = None, anew: o.Anew = False,
     json: o.PrintJson = False,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Show device and versions, and what the device can do at most if that was measured."""
     from mtabench.commands.env import run
 
-    raise typer.Exit(run(device, measure, out, anew, json))
+    return run(device, measure, out, anew, json)
 
 
 @app.command(rich_help_panel="Measure")
 def tune(
-    passes: o.Passes = "fwd,bwd,decode", seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Taps = None,
-    batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
-    dtype: o.Dtype = None, causal: o.Causal = True, preset: o.PresetName = None, out: o.TunedOut = None,
-) -> None:  # fmt: skip
+    options: Annotated[
+        Options, o.Fields("seq", "head_dim", "conv", *o.SHAPE, "dtype", "causal", "preset", conv=o.TAPS)
+    ],
+    passes: o.Passes = "fwd,bwd,decode",
+    out: o.TunedOut = None,
+) -> int:
     """Choose Triton's tile sizes and the backend of "auto" by timing. Calls look the choice up; none tunes."""
-    options = Options(
-        "", seq=seq, head_dim=head_dim, conv=conv, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads,
-        dtype=dtype, causal=causal, preset=preset,
-    )  # fmt: skip
     check_axes(options)
     from mtabench.commands.tune import run
 
-    raise typer.Exit(run(passes, options, out))
+    return run(passes, options, out)
 
 
 @app.command(rich_help_panel="Understand")
 def profile(
-    pass_: o.ProfiledPass = None, seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None,
-    impl: o.Impl = None, batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None,
-    kv_heads: o.KvHeads = None, op: o.Op = None, mix: o.Mix = None, post_conv: o.PostConv = None,
-    norm: o.Norm = None, gate: o.Gate = None, layer: o.Layer = None, dtype: o.Dtype = None, causal: o.Causal = True,
-    splits: o.Splits = "auto", page_size: o.PageSize = "none", device: o.Device = "auto", preset: o.PresetName = None,
-    tools: o.Tools = None, out: o.ProfileOut = None, ncu_report: o.NcuReport = None,
-) -> None:  # fmt: skip
+    options: Annotated[Options, o.Fields(*o.AXES, "causal", *o.DECODE, "device", "preset")],
+    pass_: o.ProfiledPass = None,
+    tools: o.Tools = None,
+    out: o.ProfileOut = None,
+    ncu_report: o.NcuReport = None,
+) -> int:
     """Say why kernels are as fast as they are: traces, times of kernels, hardware counters, and what bounds each."""
     from mtabench.commands.profile import run
 
-    options = None if pass_ is None else Options(
-        pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
-        kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, norm=norm, gate=gate, layer=layer, dtype=dtype,
-        causal=causal, splits=splits, page_size=page_size, device=device, preset=preset,
-    )  # fmt: skip
-    raise typer.Exit(run(options, tools, out, ncu_report))
+    return run(replace(options, pass_=pass_) if pass_ else None, tools, out, ncu_report)
 
 
 @app.command(rich_help_panel="Understand")
 def explain(
-    pass_: o.PassName, seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None,
-    batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
-    op: o.Op = None, mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None, gate: o.Gate = None,
-    layer: o.Layer = None, dtype: o.Dtype = None, causal: o.Causal = True, splits: o.Splits = "auto",
-    page_size: o.PageSize = "none", preset: o.PresetName = None, device_name: o.DeviceName = None,
-    results: o.ResultsCsv = None, ceilings: o.CeilingsIn = None,
-) -> None:  # fmt: skip
+    options: Annotated[Options, o.Fields(*o.AXES, "causal", *o.DECODE, "preset")],
+    pass_: o.PassName,
+    device_name: o.DeviceName = None,
+    results: o.ResultsCsv = None,
+    ceilings: o.CeilingsIn = None,
+) -> int:
     """Predict the time of cells and say what it is made of. Needs no GPU if one is named; measures nothing."""
     from mtabench.commands.explain import run
 
-    options = Options(
-        pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
-        kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, norm=norm, gate=gate, layer=layer, dtype=dtype,
-        causal=causal, splits=splits, page_size=page_size, preset=preset,
-    )  # fmt: skip
-    raise typer.Exit(run(options, device_name, results or [], ceilings))
+    return run(replace(options, pass_=pass_), device_name, results or [], ceilings)
 
 
 @app.command(rich_help_panel="Understand")
 def memory(
-    pass_: o.MemoryPass = "fwd", seq: o.Seq = "1k..128k", head_dim: o.HeadDim = None, conv: o.Conv = None,
-    impl: o.Impl = None, op: o.Op = None, batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None,
-    kv_heads: o.KvHeads = None, mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None,
-    gate: o.Gate = None, layer: o.Layer = None, dtype: o.Dtype = None, causal: o.Causal = True,
-    splits: o.Splits = "auto", page_size: o.PageSize = "none", preset: o.PresetName = None,
-    device_name: o.DeviceName = None, memory: o.MemorySize = None, measure: o.Trace = False,
-    csv: o.CellsCsv = None, json_file: o.CellsJson = None, overwrite: o.OverwriteOutputs = False,
-) -> None:  # fmt: skip
+    options: Annotated[Options, o.Fields(*o.AXES, "causal", *o.DECODE, "preset", seq=o.shape(o.SEQ, usual="1k..128k"))],
+    pass_: o.MemoryPass = "fwd",
+    device_name: o.DeviceName = None,
+    memory: o.MemorySize = None,
+    measure: o.Trace = False,
+    csv: o.CellsCsv = None,
+    json_file: o.CellsJson = None,
+    overwrite: o.OverwriteOutputs = False,
+) -> int:
     """Say what implementations store and move: score matrix against tile, traffic, and where memory ends."""
-    options = Options(
-        pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
-        kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, norm=norm, gate=gate, layer=layer, dtype=dtype,
-        causal=causal, splits=splits, page_size=page_size, preset=preset,
-    )  # fmt: skip
+    options = replace(options, pass_=pass_)
     check_axes(options)
     from mtabench.commands.memory import run
 
-    raise typer.Exit(run(options, device_name, memory, measure, csv, json_file, overwrite))
+    return run(options, device_name, memory, measure, csv, json_file, overwrite)
 
 
 @app.command("inspect", rich_help_panel="Understand")
 def inspect_(
-    target: o.Targets = None, kernel: o.KernelNames = None, head_dim: o.HeadDim = None, conv: o.Taps = None,
-    dtype: o.Dtype = None, seq: o.Seq = None, causal: o.IfCausal = None, all_shapes: o.AllShapes = False,
+    options: Annotated[Options, o.Fields("head_dim", "conv", "dtype", "seq", conv=o.TAPS)],
+    target: o.Targets = None, kernel: o.KernelNames = None, causal: o.IfCausal = None, all_shapes: o.AllShapes = False,
     sass: o.Sass = None, baseline: o.StaticBaseline = None, accept: o.Accept = False,
     json_file: o.JsonOut = None, csv: o.CsvOut = None, overwrite: o.OverwriteOutputs = False,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Compile the kernels for GPUs that are not there. Shows registers, spills, occupancy and what limits it, SASS."""
     from mtabench.commands.inspect import run
     from mtabench.static.shapes import ShapeFilter
 
-    asked = ShapeFilter(head_dim, conv, dtype, seq, causal)
+    asked = ShapeFilter(options.head_dim, options.conv, options.dtype, options.seq, causal)
     outputs = {"json-file": json_file, "csv": csv}
-    raise typer.Exit(run(target, kernel, asked, all_shapes, sass, baseline, accept, outputs, overwrite))
+    return run(target, kernel, asked, all_shapes, sass, baseline, accept, outputs, overwrite)
 
 
 @app.command(rich_help_panel="Understand")
 def roofline(
     csv: o.CsvFiles, profile: o.ProfileIn = None, out: o.RooflineOut = None, overwrite: o.Overwrite = False,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Place results below the roofline: work, bytes, the least time that they take, and what is left to win."""
     _check_files(csv)
     from mtabench.commands.roofline import run
 
-    raise typer.Exit(run(csv, profile or [], out, overwrite))
+    return run(csv, profile or [], out, overwrite)
 
 
 @app.command(rich_help_panel="Look")
 def plot(
     csv: o.CsvFiles, kind: o.ChartKinds = None, theme: o.Themes = "light", formats: o.Formats = "png,svg",
     out: o.PlotOut = None,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Draw charts from results files. Each says in its title what the results show."""
     _check_files(csv)
     from mtabench.commands.plot import run
 
-    raise typer.Exit(run(csv, kind, theme, formats, out))
+    return run(csv, kind, theme, formats, out)
 
 
 @app.command(rich_help_panel="Look")
 def report(
     csv: o.RunCsv, out: o.ReportOut = None, markdown: o.ReportMarkdown = None, overwrite: o.ReportOverwrite = False,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Write one run as a page to explore and as Markdown. The page is one file and asks for nothing outside it."""
     _check_files([csv])
     from mtabench.commands.report import run
 
-    raise typer.Exit(run(csv, out, markdown, overwrite))
+    return run(csv, out, markdown, overwrite)
 
 
 @app.command(rich_help_panel="Look")
 def dashboard(
     results: o.ResultsFolder, out: o.SiteOut, repo_url: o.RepoUrl = None, title: o.Title = None,
     threshold: o.Threshold = "2%", days: o.Days = 30,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Write the history of every cell as a web site. It says what got slower, when and by which commit."""
     from mtabench.commands.dashboard import run
 
-    raise typer.Exit(run(results, out, repo_url, title, threshold, days))
+    return run(results, out, repo_url, title, threshold, days)
 
 
 def _check_files(paths: list[Path]) -> None:
@@ -314,111 +256,106 @@ def _is_typed(source: Any) -> bool:
 
 @app.command(rich_help_panel="Compare")
 def compare(
-    context: typer.Context, base: o.BaseCsv, head: o.HeadCsv, threshold: o.Threshold = "2%",
-    fail_on: o.FailOn = "broken,slower,gone",
-    format_: o.CompareFormat = "table", markdown: o.MarkdownOut = None, junit: o.JunitOut = None,
-    github_action_benchmark: o.GithubOut = None, bencher: o.BencherOut = None, rerun_unclear: o.RerunUnclear = False,
-    across_devices: o.AcrossDevices = False, json: o.PrintJson = False, overwrite: o.OverwriteOutputs = False,
-) -> None:  # fmt: skip
+    context: typer.Context,
+    base: o.BaseCsv,
+    head: o.HeadCsv,
+    typed: Annotated[o.Comparing, o.Fields()],
+    across_devices: o.AcrossDevices = False,
+    json: o.PrintJson = False,
+) -> int:
     """Compare two runs of the same cells. Exits with 1 if one got slower, broke or is gone, to gate CI on it."""
     from mtabench.commands.compare import run, run_across
     from mtabench.comparing.reporting import comparison_options
 
-    outputs = {
-        "markdown": markdown, "junit": junit, "github_action_benchmark": github_action_benchmark, "bencher": bencher,
-    }  # fmt: skip
-    shown = "json" if json else format_
-    asked = comparison_options(threshold, fail_on, shown, outputs, overwrite)
+    asked = comparison_options(replace(typed, format_="json") if json else typed)
     if across_devices:
         sources = {name: context.get_parameter_source(name) for name in ("threshold", "fail_on", "rerun_unclear")}
-        raise typer.Exit(run_across(base, head, asked, [name for name, one in sources.items() if _is_typed(one)]))
-    raise typer.Exit(run(base, head, asked, rerun_unclear))
+        return run_across(base, head, asked, [name for name, one in sources.items() if _is_typed(one)])
+    return run(base, head, asked, typed.rerun_unclear)
 
 
-@app.command(context_settings={"ignore_unknown_options": True}, rich_help_panel="Compare")
+@app.command(context_settings=OF_ANOTHER, rich_help_panel="Compare")
 def ab(
-    sweep: o.SweepArguments, base: o.BaseRevision, head: o.HeadRevision = None, pairs: o.Pairs = 5,
-    out: o.FolderOut = None, threshold: o.Threshold = "2%", fail_on: o.FailOn = "broken,slower,gone",
-    format_: o.CompareFormat = "table", markdown: o.MarkdownOut = None, junit: o.JunitOut = None,
-    github_action_benchmark: o.GithubOut = None, bencher: o.BencherOut = None, rerun_unclear: o.RerunUnclear = False,
-    overwrite: o.OverwriteOutputs = False,
-) -> None:  # fmt: skip
+    *,
+    sweep: o.SweepArguments,
+    base: o.BaseRevision,
+    head: o.HeadRevision = None,
+    pairs: o.Pairs = 5,
+    out: o.FolderOut = None,
+    typed: Annotated[o.Comparing, o.Fields()],
+) -> int:
     """Measure two revisions and compare them. Both run here, in fresh processes that take turns; exits as compare."""
     from mtabench.commands.ab import run
     from mtabench.comparing.reporting import comparison_options
 
-    outputs = {
-        "markdown": markdown, "junit": junit, "github_action_benchmark": github_action_benchmark, "bencher": bencher,
-    }  # fmt: skip
-    words, asked = _sweep_words(sweep), comparison_options(threshold, fail_on, format_, outputs, overwrite)
-    raise typer.Exit(run(words, base, head, pairs, out, rerun_unclear, asked))
+    return run(_sweep_words(sweep), base, head, pairs, out, typed.rerun_unclear, comparison_options(typed))
 
 
-@app.command(context_settings={"ignore_unknown_options": True}, rich_help_panel="Compare")
+@app.command(context_settings=OF_ANOTHER, rich_help_panel="Compare")
 def noise(
     sweep: o.SweepArguments, pairs: o.Pairs = 5, threshold: o.Threshold = "2%", out: o.NoiseOut = None,
     resume: o.NoiseResume = False,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Measure this machine's own noise. Says how often the same code fails, and the smallest change that is seen."""
     from mtabench.commands.noise import run
 
-    raise typer.Exit(run(_sweep_words(sweep), pairs, threshold, out, resume))
+    return run(_sweep_words(sweep), pairs, threshold, out, resume)
 
 
-@app.command(context_settings={"ignore_unknown_options": True}, rich_help_panel="Compare")
+@app.command(context_settings=OF_ANOTHER, rich_help_panel="Compare")
 def history(
     commits: o.Commits, sweep: o.SweepArguments, out: o.HistoryOut, most: o.MostCommits = None,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Measure past commits, so that a dashboard begins with a past. Each runs in a worktree, in a fresh process."""
     from mtabench.commands.history import run
 
-    raise typer.Exit(run(_sweep_words(sweep), commits, most, out))
+    return run(_sweep_words(sweep), commits, most, out)
 
 
 @app.command(rich_help_panel="Look")
-def show(csv: o.CsvFile, where: o.Where = None, sort: o.Sort = None, json: o.PrintJson = False) -> None:
+def show(csv: o.CsvFile, where: o.Where = None, sort: o.Sort = None, json: o.PrintJson = False) -> int:
     """Print a results file as a table that fits the terminal, with pictures of its rounds."""
     from mtabench.commands.show import run
 
-    raise typer.Exit(run(csv, where or [], sort, json))
+    return run(csv, where or [], sort, json)
 
 
 @app.command(rich_help_panel="Look")
 def export(
     csv: o.CsvFile, out: o.ExportOut = None, format_: o.ExportFormat = None, where: o.Where = None, sort: o.Sort = None,
     overwrite: o.Overwrite = False,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Turn a results file into Markdown, LaTeX, Parquet, CSV for spreadsheets, JSON Lines or what others read."""
     from mtabench.commands.export import run
 
-    raise typer.Exit(run(csv, out, format_, where or [], sort, overwrite))
+    return run(csv, out, format_, where or [], sort, overwrite)
 
 
 @results_app.command()
-def merge(csv: o.CsvFiles, out: o.NewCsv, latest: o.Latest = False, overwrite: o.Overwrite = False) -> None:
+def merge(csv: o.CsvFiles, out: o.NewCsv, latest: o.Latest = False, overwrite: o.Overwrite = False) -> int:
     """Put the rows of several results files and their samples into one."""
     from mtabench.commands.results import merge
 
-    raise typer.Exit(merge(csv, out, latest, overwrite))
+    return merge(csv, out, latest, overwrite)
 
 
 @results_app.command()
-def select(csv: o.CsvFile, out: o.NewCsv, where: o.Where = None, overwrite: o.Overwrite = False) -> None:
+def select(csv: o.CsvFile, out: o.NewCsv, where: o.Where = None, overwrite: o.Overwrite = False) -> int:
     """Put rows of a results file and their samples into another: those of --where, or all."""
     from mtabench.commands.results import select_rows
 
-    raise typer.Exit(select_rows(csv, where or [], out, overwrite))
+    return select_rows(csv, where or [], out, overwrite)
 
 
-@ci_app.command(context_settings={"ignore_unknown_options": True})
+@ci_app.command(context_settings=OF_ANOTHER)
 def init(
     sweep: o.SweepArguments, action: o.ActionName = None, runner: o.Runner = "self-hosted,linux,gpu",
     overwrite: o.OverwriteWorkflows = False,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Write two workflows into a project: a gate on pull requests, and a dashboard of its branch."""
     from mtabench.commands.ci import run
 
-    raise typer.Exit(run(_sweep_words(sweep), action, runner, overwrite))
+    return run(_sweep_words(sweep), action, runner, overwrite)
 
 
 def _sweep_words(words: list[str]) -> Any:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from mtabench.errors import near_names
-from mtabench.options import COMMANDS, PANELS
+from mtabench.options import COMMANDS, LIST, PANELS, Fields, Options
 
 WIDTH = 80
-# Options of lists: given several times, all count.
-LISTS = frozenset((
-    "--attention", "--batch", "--conv", "--dtype", "--formats", "--gate", "--head-dim", "--heads", "--impl", "--kernel",
-    "--kind", "--mix", "--mode", "--norm", "--page-size", "--pass", "--post-conv", "--preset", "--seq", "--splits",
-    "--theme", "--tools",
-))  # fmt: skip
 NAMES = 26  # columns of an option's name; a longer one has a line of its own
 
 
@@ -30,8 +26,45 @@ class App(typer.Typer):
         super().__init__(cls=Group, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Any:
-        """As Typer's; `rich_help_panel` is the group of a command in the list of all."""
-        return super().command(name, cls=Command, **settings)
+        """As Typer's; `rich_help_panel` is the group of a command in the list of all.
+
+        A parameter that is a dataclass, annotated with `Fields`, stands for the options that they name. Where `pass_`
+        is none of them, it is the command's name.
+        """
+        register = super().command(name, cls=Command, **settings)
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            register(_with_options(function, name or function.__name__))
+            return function
+
+        return decorate
+
+
+def _with_options(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function with an option in the place of each field that its dataclasses are to be made of."""
+    parameters: list[Parameter] = []
+    groups: dict[str, tuple[type, list[str]]] = {}
+    for group, hint in get_type_hints(function, include_extras=True).items():
+        parts = get_args(hint)
+        if parts and isinstance(parts[-1], Fields):
+            found = parts[-1].parameters(parts[0])
+            groups[group] = parts[0], [one.name for one in found]
+            parameters += found
+        elif group != "return":
+            default = signature(function).parameters[group].default
+            parameters.append(Parameter(group, Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+
+    @wraps(function)
+    def call(**given: Any) -> Any:
+        for group, (kind, names) in groups.items():
+            made = {field: given.pop(field) for field in names}
+            given[group] = kind(**({"pass_": name} if kind is Options else {}), **made)
+        return function(**given)
+
+    call.__dict__["__signature__"] = Signature(parameters)
+    call.__dict__["lists"] = [one.name for one in parameters if LIST in get_args(one.annotation)]
+    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    return call
 
 
 class _Helpful:
@@ -44,7 +77,7 @@ class _Helpful:
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer's; an error says of which command it is, so that its help can be named, and which have an option."""
         try:
-            return super().parse_args(ctx, _joined(ctx.command.params, args))  # type: ignore[misc]
+            return super().parse_args(ctx, _joined(ctx.command, args))  # type: ignore[misc]
         except Exception as error:
             if getattr(error, "ctx", ctx) is None:
                 error.ctx = ctx  # type: ignore[attr-defined]
@@ -53,12 +86,13 @@ class _Helpful:
             raise
 
 
-def _joined(params: Sequence[Any], args: Sequence[str]) -> list[str]:
+def _joined(command: Any, args: Sequence[str]) -> list[str]:
     """What was typed, with the lists of an option that was given several times in its first place.
 
     Of any other option given twice the last counts.
     """
-    lists = LISTS & {name for param in params for name in param.opts if not getattr(param, "multiple", False)}
+    of_lists = getattr(command.callback, "lists", ())
+    lists = {name for param in command.params if param.name in of_lists for name in param.opts}
     joined: list[str] = []
     places: dict[str, int] = {}
     words = iter(args)

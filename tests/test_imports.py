@@ -51,7 +51,7 @@ LAYERS = (
     "static",
     "implementations",
     "registry",
-    "prediction styles",
+    "options prediction styles",
     "measuring",
     "checking results",
     "transformer",
@@ -59,7 +59,6 @@ LAYERS = (
     "cluster",
     "comparing ranks",
     "commands",
-    "options",
     "help",
     "cli",
 )

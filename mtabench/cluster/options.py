@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mtabench.errors import UsageError
-
-if TYPE_CHECKING:
-    from mtabench.sweeps.plan import Options
+from mtabench.options import WHOLE, File, Options, Text, crew
 
 INSTALL = "pip install 'mtabench[cluster]'"
 
@@ -19,13 +15,13 @@ INSTALL = "pip install 'mtabench[cluster]'"
 class ClusterOptions:
     """--gpus, --workers, --scheduler, --on and --tls-... as typed; None where nothing was typed."""
 
-    gpus: str | None = None
-    workers: int | None = None
-    scheduler: str | None = None
-    on: str | None = None
-    tls_ca: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
+    gpus: Text = crew("Spread the sweep over GPUs of this machine: all, or numbers such as 0,2. Needs [cluster].")
+    workers: int | None = crew("With --device cpu: so many processes, each on its share of the cores.", **WHOLE)
+    scheduler: Text = crew("Spread the sweep over a Dask cluster that is there: tls://HOST:PORT; docs/cluster.md.")
+    on: Text = crew("With --gpus or --scheduler: only GPUs whose name has this in it, such as H200.")
+    tls_ca: File = crew("With --scheduler: the PEM file of the authority; Dask's configuration if not given.")
+    tls_cert: File = crew("With --scheduler: the PEM file of this side's certificate.")
+    tls_key: File = crew("With --scheduler: the PEM file of the certificate's key.")
 
     @property
     def anything(self) -> bool:

@@ -19,6 +19,7 @@ from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
 from mtabench.console import Outlasting, make_console, say, warnings_at_end
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
+from mtabench.options import Options, SweepOutput
 from mtabench.ranks.lines import rank_lines
 from mtabench.ranks.place import follow_torchrun, plan_over_ranks
 from mtabench.results.outputs import named
@@ -27,20 +28,17 @@ from mtabench.results.runs import without_samples
 from mtabench.results.writer import Writer, check_destination, to_resume
 from mtabench.sweeps.cells_plan import any_plan
 from mtabench.sweeps.measurer import Measurer
-from mtabench.sweeps.plan import Options, Plan
+from mtabench.sweeps.plan import Plan
 from mtabench.tables import print_prose
 
 
-def run(
-    options: Options, asked: ClusterOptions, ranks: int | None, out: Path | None, resume: bool, dry_run: bool,
-    plot: bool, quiet: bool = False,
-) -> int:  # fmt: skip
+def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int | None = None) -> int:
     """Plan and run a sweep; WRONG_RESULT if any of its cells is wrong.
 
     Raises NothingTimedError if none is wrong and none has a time.
     """
-    spent = Stopwatch()
-    if resume and out is None:
+    spent, dry_run = Stopwatch(), output.dry_run
+    if output.resume and output.out is None:
         raise UsageError("--resume needs --out FILE, the results file to complete")
     if ranks is None:
         plan = any_plan(options, asked.device(options))
@@ -48,8 +46,8 @@ def run(
         plan = plan_over_ranks(options, ranks, asked)
         if follow_torchrun(ranks, plan.device):
             return 0
-    path = out or RESULTS_FOLDER / f"{options.pass_}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv"
-    found = check_destination(path, resume)
+    path = output.out or RESULTS_FOLDER / f"{options.pass_}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv"
+    found = check_destination(path, output.resume)
     bare = {key_of_row(row) for row in without_samples(path, found)}  # they cannot be compared
     already = {key: row for row in found if (key := key_of_row(row)) not in bare}
     with _measuring(asked, ranks, plan, dry_run) as team:
@@ -69,8 +67,8 @@ def run(
         from mtabench.sweeps.watching import Pace
 
         check_ceilings(path.with_name(FILE_NAME))
-        output = Outlasting(sys.stdout)
-        console = make_console(output, quiet and not dry_run)
+        stdout = Outlasting(sys.stdout)
+        console = make_console(stdout, output.quiet and not dry_run)
         settings = make_settings(plan)
         again = len(bare & {key_of(case) for case in plan.cases})
         are, their = ("is", "its") if again == 1 else ("are", "their")
@@ -92,25 +90,25 @@ def run(
         if dry_run:
             print_prose(console, f"dry run: nothing was measured; the results would go to {named(path)}")
             return 0
-        with Writer(path, resume=resume, command=shlex.join(["mtabench", *sys.argv[1:]]), again=bare) as writer:
+        with Writer(path, resume=output.resume, command=shlex.join(["mtabench", *sys.argv[1:]]), again=bare) as writer:
             before = [writer.done[key] for key in map(key_of, plan.cases) if key in writer.done]
             guesses = [([key_of(case) for case in group], team.seconds(group, settings)) for group in shapes(runnable)]
             with warnings_at_end(), team.watcher(console, len(plan.cases), before, Pace(guesses)) as shown:
                 spent.since_start(START)
                 team.run(plan, writer, settings, shown, spent)
     print_results(console, shown.rows)
-    unsettled = settled_lines(shown.rows, settings.max_rounds, settings.time_limit_s, out_typed=out is not None)
+    unsettled = settled_lines(shown.rows, settings.max_rounds, settings.time_limit_s, out_typed=output.out is not None)
     for text in (*auto_lines(shown.rows), *rank_lines(shown.rows), *unsettled, *roof_lines(shown.rows)):
         print_prose(console, text)
     say(console, f"results: {named(path)}")
-    if quiet:
-        print(path, file=output)
-    output.tell(f"the results are in {path}")
+    if output.quiet:
+        print(path, file=stdout)
+    stdout.tell(f"the results are in {path}")
     any_wrong = any(row["status"] == "wrong" for row in shown.rows)
     if not any_wrong:
         _check_times(shown.rows, path)
     with spent.on(CHARTS):
-        charts = plot and _draw_at_end(console, path)
+        charts = output.plot and _draw_at_end(console, path)
     print_prose(console, spent.line())
     say(console, f"next: {next_command(shown.rows, path, charts)}")
     if options.cells is not None:

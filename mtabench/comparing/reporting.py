@@ -15,6 +15,7 @@ from mtabench.console import make_console
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log
 from mtabench.json_output import print_json
+from mtabench.options import Comparing
 from mtabench.results import outputs
 from mtabench.results.outputs import append_text, write_text
 from mtabench.results.results_file import samples_paths
@@ -42,14 +43,13 @@ class ComparisonOptions:
     overwrite: bool = False
 
 
-def comparison_options(
-    threshold: str, fail_on: str, format_: str, outputs: Mapping[str, Path | None], overwrite: bool = False
-) -> ComparisonOptions:
+def comparison_options(typed: Comparing) -> ComparisonOptions:
     """The options as typed, parsed; raises UsageError."""
-    if format_ not in FORMATS:
-        raise UsageError(f"--format {format_!r} is not known; expected one of {', '.join(FORMATS)}")
-    chosen = {name: path for name, path in outputs.items() if path is not None}
-    return ComparisonOptions(parse_threshold(threshold), parse_fail_on(fail_on), format_, chosen, overwrite)
+    if typed.format_ not in FORMATS:
+        raise UsageError(f"--format {typed.format_!r} is not known; expected one of {', '.join(FORMATS)}")
+    chosen = {name: getattr(typed, name) for name in REPORTS if getattr(typed, name) is not None}
+    share, fail_on = parse_threshold(typed.threshold), parse_fail_on(typed.fail_on)
+    return ComparisonOptions(share, fail_on, typed.format_, chosen, typed.overwrite)
 
 
 @contextmanager

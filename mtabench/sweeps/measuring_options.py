@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from secrets import randbelow
-from typing import TYPE_CHECKING
 
 from mtabench.errors import UsageError
+from mtabench.options import CACHES, TIMERS, Options
 from mtabench.problem.axes import parse_percent
 
-if TYPE_CHECKING:
-    from mtabench.sweeps.plan import Options
-
-TIMERS = ("auto", "events", "graph", "cpu", "nvbench")
-CACHES = ("cold", "warm")
 SEEDS = 2**31
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 
 from mta_kernels.operation import Operation
 from mtabench.errors import UsageError
+from mtabench.options import Options
 from mtabench.problem import axes
 from mtabench.problem.case import KERNEL_PASSES, Case
 from mtabench.problem.operations import NONE, OPS, PLAIN, Taps, make_operation, mixings, op_of, taps_text
@@ -27,50 +27,6 @@ from mtabench.registry import (
 from mtabench.sweeps.measuring_options import check_measuring, check_seed
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The axes of a sweep as typed; None where nothing was typed. Of a sweep of models `pass_` is "model".
-
-    `cells` is a results file whose cells are in the place of all axes.
-    """
-
-    pass_: str
-    seq: str | None = None
-    head_dim: str | None = None
-    conv: str | None = None
-    impl: str | None = None
-    op: str | None = None
-    mix: str | None = None
-    post_conv: str | None = None
-    norm: str | None = None
-    gate: str | None = None
-    layer: str | None = None
-    batch: str | None = None
-    tokens: str | None = None
-    heads: str | None = None
-    kv_heads: str | None = None
-    dtype: str | None = None
-    causal: bool = True
-    device: str = "auto"
-    splits: str = "auto"
-    page_size: str = NONE
-    preset: str | None = None
-    baseline: str | None = None
-    timer: str = "auto"
-    cache: str = "cold"
-    rounds: int | None = None
-    time_limit: float | None = None
-    target: str | None = None
-    isolate: bool = False
-    cell_timeout: float | None = None
-    seed: int | None = None
-    mode: str | None = None
-    attention: str | None = None
-    layers: str | None = None
-    dim: str | None = None
-    cells: Path | None = None
 
 
 # What a sweep takes where neither an option nor a preset says otherwise.
