@@ -249,11 +249,6 @@ def _check_files(paths: list[Path]) -> None:
         check_file(path)
 
 
-def _is_typed(source: Any) -> bool:
-    """Whether a parameter's value comes from the command line, and is no default."""
-    return source is not None and source.name == "COMMANDLINE"
-
-
 @app.command(rich_help_panel="Compare")
 def compare(
     context: typer.Context,
@@ -270,7 +265,9 @@ def compare(
     asked = comparison_options(replace(typed, format_="json") if json else typed)
     if across_devices:
         sources = {name: context.get_parameter_source(name) for name in ("threshold", "fail_on", "rerun_unclear")}
-        return run_across(base, head, asked, [name for name, one in sources.items() if _is_typed(one)])
+        return run_across(
+            base, head, asked, [name for name, one in sources.items() if one and one.name == "COMMANDLINE"]
+        )
     return run(base, head, asked, typed.rerun_unclear)
 
 

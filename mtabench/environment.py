@@ -105,7 +105,8 @@ def describe_gpu() -> dict[str, str]:
     """Name and driver of the current GPU, as columns of the results."""
     import torch
 
-    return {"device": torch.cuda.get_device_name(), "driver": _driver_version()}
+    driver = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {"device": torch.cuda.get_device_name(), "driver": driver.partition("\n")[0]}
 
 
 def cpu_name() -> str:
@@ -232,10 +233,6 @@ class GpuSensor:
             return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
         except Exception:  # GPUs before Volta, and some virtual ones
             return None
-
-
-def _driver_version() -> str:
-    return _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
 
 
 def _version_of(package: str) -> str:

@@ -13,6 +13,11 @@ def near_names(typed: str, known: Sequence[str]) -> list[str]:
     return begin[:3] or difflib.get_close_matches(typed.lower(), known, n=3, cutoff=0.65)
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's text; its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class MtabenchError(Exception):
     """Something a person can act on; `str(error)` is one sentence, `exit_code` ends the process."""
 

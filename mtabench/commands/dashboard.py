@@ -43,8 +43,10 @@ def run(results: Path, out: Path, repo_url: str | None, title: str | None, thres
     made = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     data = dashboard_data(archive, findings, Settings(title or "Performance history", share, days, address, made))
     write_site(out, site_files(data))
-    for text in (*_read_lines(archive), *_slowdowns(data), *_failures(data)):
+    for text in (*_read_lines(archive), *_slowdowns(data)):
         say(console, text)
+    if broken := data["counts"]["broken"]:
+        say(console, f"{plural(broken, 'cell')} {'fails' if broken == 1 else 'fail'} that did not before")
     say(console, f"site: {out / 'index.html'}")
     return 0
 
@@ -77,12 +79,6 @@ def _slowdowns(data: Json) -> Iterator[str]:
             f"{others} to slower, probably the machine: "
             "the same commit before and after, or plain attention changed alike"
         )
-
-
-def _failures(data: Json) -> Iterator[str]:
-    """How many cells fail that had a time, or are wrong, as the page says it."""
-    if broken := data["counts"]["broken"]:
-        yield f"{plural(broken, 'cell')} {'fails' if broken == 1 else 'fail'} that did not before"
 
 
 @contextmanager

@@ -39,7 +39,12 @@ def run(options: Options, device_name: str | None, results: Sequence[Path], ceil
     if len(cases) > MOST_CELLS:
         raise UsageError(f"these axes have {len(cases)} cells, and explain takes at most {MOST_CELLS}; name fewer")
     device = _device(device_name)
-    measured = _measured(results)
+    measured = {  # medians in ms; the last file counts
+        key_of_row(row): (float(row["median_ms"]), path)
+        for path in results
+        for row in read_file(path).rows()
+        if row["status"] == "ok"
+    }
     kept = _kept_ceilings(ceilings, device)
     console = make_console()
     print_prose(console, RULE)
@@ -128,16 +133,6 @@ def _kept_ceilings(path: Path | None, device: Device) -> dict[str, tuple[tuple[f
     if path is not None and not found:
         raise UsageError(f"{path} says nothing of {device.name}; leave --ceilings away, or name its file")
     return {dtype: ((one.copy_gbytes_s, one.matmul_tflops), f"measured ({file})") for dtype, one in found.items()}
-
-
-def _measured(paths: Sequence[Path]) -> Measured:
-    """Medians in ms of the cells of results files; the last file counts."""
-    return {
-        key_of_row(row): (float(row["median_ms"]), path)
-        for path in paths
-        for row in read_file(path).rows()
-        if row["status"] == "ok"
-    }
 
 
 def _title(case: Case) -> str:

@@ -51,7 +51,9 @@ def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume:
     processes = path.parent / f"{path.stem}-processes"
     if resume and out is None:
         raise UsageError("--resume goes on with a measurement that has a name: give its --out")
-    if path.exists() and not (resume and _is_of_noise(path)):
+    # A file that an earlier run ended with is made anew of the processes kept beside it.
+    begins = csv_text([COLUMNS]).encode()
+    if path.exists() and not (resume and path.is_file() and path.read_bytes().startswith(begins)):
         raise UsageError(f"{path} already exists; give another --out" + "; it is no file of noise" * resume)
     if processes.exists() and not resume:
         raise UsageError(f"{processes} already exists; give another --out, or --resume to go on with it")
@@ -77,7 +79,10 @@ def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume:
     base, head = ([[run.cells[key].rounds for run in side] for key in keys] for side in runs)
     found = find_noise(base, head, PAIRS, share)
     rows = [_row(runs, key, found, i, pairs, share) for i, key in enumerate(keys)]
-    _write(path, rows)
+    try:
+        write_text(path, csv_text([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)]))
+    except UsageError as error:
+        raise MtabenchError(f"{error}; the processes' results are kept") from error
     _print(console, runs, keys, rows)
     timed = [run.cells[key].row for side in runs for run in side for key in keys]
     marked = unsettled_of(timed)  # then the noise is not that of a quiet machine
@@ -86,11 +91,6 @@ def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume:
     say(console, f"results: {named(path)}")
     output.tell(f"the results are in {path}")
     return 0
-
-
-def _is_of_noise(path: Path) -> bool:
-    """Whether an earlier run ended with this file, which is then made anew of the processes kept beside it."""
-    return path.is_file() and path.read_bytes().startswith(csv_text([COLUMNS]).encode())
 
 
 def _check_same_code(runs: Sequence[Sequence[Run]], folder: Path) -> None:
@@ -167,11 +167,3 @@ def _sentences(found: Noise, pairs: int, threshold: float) -> list[str]:
         f"ab, {count} of {pairs} pairs with either process of each as the base: {share(found.paired)} had any",
         f"ab sees: the smallest slowdown that {count} pairs find in {100 * POWER:g} % of comparisons of these cells",
     ]
-
-
-def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    lines = [[row[name] for name in COLUMNS] for row in rows]
-    try:
-        write_text(path, csv_text([COLUMNS, *lines]))
-    except UsageError as error:
-        raise MtabenchError(f"{error}; the processes' results are kept") from error

@@ -18,7 +18,7 @@ from mtabench.checking.judge import Judge
 from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
 from mtabench.console import make_console, say
 from mtabench.environment import describe, git_columns
-from mtabench.errors import MtabenchError, UsageError
+from mtabench.errors import MtabenchError, UsageError, first_line
 from mtabench.git import make_folder
 from mtabench.measuring.readiness import memory_reason, unsupported_reason
 from mtabench.prediction.devices import known_device, rates_of
@@ -118,7 +118,7 @@ class _Profiler:
             inputs = make_inputs(runnable[0])
             judge = Judge(runnable[0], inputs, SEED)
         except Exception as error:
-            say(self.console, f"{words(runnable[0])}: not profiled, in the float64 check: {_sentence(error)}")
+            say(self.console, f"{words(runnable[0])}: not profiled, in the float64 check: {first_line(error)}")
             return False
         for case in runnable:
             try:
@@ -134,7 +134,7 @@ class _Profiler:
             except MtabenchError:
                 raise
             except Exception as error:
-                say(self.console, f"{case.pass_} {case.label}: not profiled: {_sentence(error)}")
+                say(self.console, f"{case.pass_} {case.label}: not profiled: {first_line(error)}")
         return any_wrong
 
     def _profile(self, case: Case, inputs: Inputs) -> None:
@@ -234,7 +234,3 @@ def _make_folder(folder: Path) -> None:
 def _stem(case: Case) -> str:
     """A file name for a cell."""
     return re.sub(r"[^a-z0-9.-]+", "-", "-".join(text for text in key_of(case) if text).lower())
-
-
-def _sentence(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

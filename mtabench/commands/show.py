@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
@@ -99,7 +99,7 @@ def _lines(title: str, rows: Sequence[Row], view: View, notes: Sequence[str], co
         drawn = max(cell_len(f"{tables.GAP}{marks}{tables.GAP}{ends}") for _, marks, ends in pictures[1:])
         for label, marks, ends in pictures[1:]:
             if len(tables.GAP) + labels + drawn <= width:
-                yield Text(f"{tables.GAP}{_padded(label, labels)}{tables.GAP}{marks}{tables.GAP}{ends}")
+                yield Text(f"{tables.GAP}{set_cell_size(label, labels)}{tables.GAP}{marks}{tables.GAP}{ends}")
             else:
                 yield from _wrapped(label, tables.GAP, width)
                 yield Text(f"{tables.GAP}{tables.GAP}{marks}{tables.GAP}{ends}")
@@ -121,10 +121,6 @@ def _as_column(column: Column, fit: Callable[[str], str]) -> tables.Column:
     heading = f"{fit(column.name)}\n{column.unit}"
     apart = column.problem and column.name not in STAYS_IN_ROW
     return tables.Column(heading, texts, column.rank, "right" if column.right else "left", apart)
-
-
-def _padded(text: str, width: int) -> str:
-    return text + " " * (width - cell_len(text))
 
 
 def _filled(parts: Sequence[str], separator: str, width: int) -> list[str]:

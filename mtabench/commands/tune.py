@@ -19,7 +19,7 @@ from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
 from mta_kernels.conv_attention.triton.tunable_kernels import TunedShape
 from mtabench.commands import WRONG_RESULT
 from mtabench.console import make_console, say
-from mtabench.errors import MtabenchError, UsageError
+from mtabench.errors import MtabenchError, UsageError, first_line
 from mtabench.measuring.readiness import unsupported_reason
 from mtabench.problem import axes
 from mtabench.problem.case import KERNEL_PASSES, Case
@@ -143,12 +143,11 @@ def _tune(console: Console, kernel: str, case: Case, path: Path) -> list[tuner.T
     try:
         return tuner.tune(kernel, _shape(case), path=path)
     except (torch.OutOfMemoryError, ValueError) as error:
-        say(console, f"not tuned: {str(error).splitlines()[0]}")
+        say(console, f"not tuned: {first_line(error)}")
         return []
     except (OSError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise MtabenchError(
-            f"{kernel} for {words(case)} cannot be tuned: {reason}; what came before is saved in {path}"
+            f"{kernel} for {words(case)} cannot be tuned: {first_line(error)}; what came before is saved in {path}"
         ) from None
     finally:
         torch.cuda.empty_cache()
