@@ -9,7 +9,7 @@ if _can_stop:  # until the imports below can say a sentence
 
 from importlib import import_module  # noqa: E402
 
-from mtabench.ending import run_and_exit  # noqa: E402
+from mtabench.exit_handling import run_and_exit  # noqa: E402
 
 if _can_stop:
     signal.signal(signal.SIGINT, signal.default_int_handler)

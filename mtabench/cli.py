@@ -11,8 +11,8 @@ import typer
 
 from mtabench import options as o
 from mtabench.cluster.options import ClusterOptions
-from mtabench.ending import run_and_exit
 from mtabench.errors import UsageError
+from mtabench.exit_handling import run_and_exit
 from mtabench.help import App
 from mtabench.options import Options
 from mtabench.problem.case import KERNEL_PASSES, MODEL

@@ -28,38 +28,38 @@ class Ranked(Protocol):
 AnyColumn = TypeVar("AnyColumn", bound=Ranked)
 
 
-class Outlasting:
+class PipeTolerantWriter:
     """Standard output for a command that goes on when nobody reads it any more, as after `| head`."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self.unheard = False
+        self.is_broken = False
 
     def write(self, text: str) -> int:
         """As the file's."""
-        with self._outlasting():
+        with self._tolerant():
             self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
         """As the file's."""
-        with self._outlasting():
+        with self._tolerant():
             self._file.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
     @contextmanager
-    def _outlasting(self) -> Iterator[None]:
+    def _tolerant(self) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError:
-            self.unheard = True
+            self.is_broken = True
             _drop(self._file)
 
-    def tell(self, text: str) -> None:
-        """Say on standard error, if anything was not heard, where it can be read."""
-        if self.unheard:
+    def report(self, text: str) -> None:
+        """Name on standard error, if the pipe is broken, where the output can be read."""
+        if self.is_broken:
             try:
                 print(f"mtabench: nobody read the output to its end; {text}", file=sys.stderr)
             except BrokenPipeError:  # as after `2>&1 | head`
@@ -71,9 +71,9 @@ def _drop(file: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
-def make_console(outlasting: Outlasting | None = None, quiet: bool = False) -> Console:
+def make_console(writer: PipeTolerantWriter | None = None, quiet: bool = False) -> Console:
     """A console as wide as the terminal; in a pipe or a log, wide enough for the table. `:ok:` in a name stays text."""
-    options: dict[str, Any] = {"file": outlasting, "quiet": quiet, "emoji": False}
+    options: dict[str, Any] = {"file": writer, "quiet": quiet, "emoji": False}
     console = Console(**options)
     return console if has_width(console) else Console(**options, width=PIPE_WIDTH)
 

@@ -23,7 +23,7 @@ class App(typer.Typer):
     """A Typer whose commands show their help as this module says; it is plain text, and Rich is not loaded for it."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(cls=Group, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
+        super().__init__(cls=CommandGroup, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Any:
         """As Typer's; `rich_help_panel` is the group of a command in the list of all.
@@ -116,7 +116,7 @@ class Command(_Helpful, TyperCommand):
     """A command."""
 
 
-class Group(_Helpful, TyperGroup):
+class CommandGroup(_Helpful, TyperGroup):
     """A command of commands."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

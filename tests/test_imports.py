@@ -14,7 +14,7 @@ KERNELS = ROOT / "kernels"
 KINDS = sorted(f"charts.kinds.{path.stem}" for path in (ROOT / "mtabench/charts/kinds").glob("[a-z]*.py"))
 PURE = (
     *KINDS,
-    "charts", "console", "ending", "errors", "escaping", "json_output", "palette", "registry", "tables",
+    "charts", "console", "exit_handling", "errors", "escaping", "json_output", "palette", "registry", "tables",
     "charts.ceilings", "charts.chart", "charts.data", "charts.failures", "charts.findings", "charts.heatmap",
     "charts.kinds", "charts.labels", "charts.lines", "charts.panels", "charts.style", "charts.text", "cluster.options",
     "cluster.crew", "cluster.groups",
@@ -27,13 +27,13 @@ PURE = (
     "measuring.stopwatch", "exports.flashinfer_trace",
     "exports.pytorch_benchmark", "pages.page", "pages.text", "pages.vega",
     "prediction.devices", "prediction.memory", "prediction.predict", "prediction.roofline",
-    "prediction.storage", "problem.axes", "problem.case", "problem.layers", "problem.operations", "problem.rungs", "problem.work",
-    "profiling.ncu_report", "profiling.verdict",
+    "prediction.storage", "problem.axes", "problem.case", "problem.layers", "problem.operations", "problem.rungs",
+    "problem.work", "profiling.ncu_report", "profiling.verdict",
     "ranks.lines", "report.columns", "report.data", "report.figures", "report.markdown", "report.page",
     "report.sentences", "results.cell_names", "results.columns", "results.csv_reading", "results.facts",
     "results.fields", "results.lock",
     "results.memory_tables", "results.merging", "results.outputs", "results.result_view", "results.results_file",
-    "results.runs", "results.shown", "results.sparklines", "results.where", "results.writer", "static.baseline",
+    "results.runs", "results.shown", "results.sparklines", "results.row_filter", "results.writer", "static.baseline",
     "static.limits", "static.occupancy", "static.records", "static.sass", "static.shapes", "styles",
 )  # fmt: skip
 LIGHT_KERNELS = {
@@ -45,7 +45,7 @@ LIGHT_KERNELS = {
 # From the lowest: a module imports its own package, and packages and files of the lines above it here.
 LAYERS = (
     "errors escaping palette processes prose",
-    "ending git remembered",
+    "disk_cache exit_handling git",
     "console environment json_output pages problem",
     "tables",
     "static",
@@ -66,7 +66,7 @@ CLI_MAY_IMPORT = {
     "typer",
     "mtabench",
     "mtabench.cluster.options",
-    "mtabench.ending",
+    "mtabench.exit_handling",
     "mtabench.help",
     "mtabench.options",
     "mtabench.problem.axes",

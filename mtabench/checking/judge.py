@@ -11,7 +11,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from mtabench.checking.honesty import (
+from mtabench.checking.oracle import Check, Oracle, each, listed
+from mtabench.checking.probes import Probe, changed, make_probes
+from mtabench.checking.side_effects import (
     EARLY,
     InputsChangedError,
     check_in_time,
@@ -21,8 +23,6 @@ from mtabench.checking.honesty import (
     look,
     marks,
 )
-from mtabench.checking.oracle import Check, Oracle, each, listed
-from mtabench.checking.probes import Probe, changed, make_probes
 from mtabench.checking.timed_results import TimedResults
 from mtabench.measuring.failures import WrongResultError
 from mtabench.measuring.poison import poisoned_memory

@@ -11,8 +11,8 @@ from random import SystemRandom
 import torch
 from torch import Tensor
 
-from mtabench.checking.honesty import InputsChangedError, check_in_time, check_plain, check_unchanged, look, marks
 from mtabench.checking.oracle import Oracle, each
+from mtabench.checking.side_effects import InputsChangedError, check_in_time, check_plain, check_unchanged, look, marks
 from mtabench.measuring.failures import WrongResultError
 from mtabench.measuring.watch import Watch
 from mtabench.problem.inputs import INTEGERS, Inputs

@@ -60,7 +60,7 @@ class CheckedShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CheckFilter:
     """What is checked, where a person says it: entries of one `op`, and steps and sizes in the place of the shapes'.
 
     Of each kind all values are checked; None leaves those of the shapes. Values are as `axes` parses them. A shape
@@ -181,7 +181,7 @@ class CheckRow:
 
 
 def count_checks(
-    implementations: Sequence[str], device: str, dtypes: Sequence[str] | None = None, asked: Asked = Asked()
+    implementations: Sequence[str], device: str, dtypes: Sequence[str] | None = None, asked: CheckFilter = CheckFilter()
 ) -> int:
     """How many checks `run_checks` makes, or a few more where a check finds nothing to compare."""
     found = (problem for one in _chosen(implementations, asked) for problem in _problems(one, device, dtypes, asked))
@@ -193,7 +193,7 @@ def run_checks(
     device: str = "cpu",
     seed: int = SEED,
     dtypes: Sequence[str] | None = None,
-    asked: Asked = Asked(),
+    asked: CheckFilter = CheckFilter(),
 ) -> Iterator[CheckRow]:
     """Check the named implementations (all, if None) on "cuda" or "cpu"; one row a check, as it ends.
 
@@ -208,7 +208,7 @@ def run_checks(
         yield from _of_implementation(implementation, device, seed, dtypes, asked)
 
 
-def _chosen(names: Iterable[str], asked: Asked) -> Iterator[Implementation]:
+def _chosen(names: Iterable[str], asked: CheckFilter) -> Iterator[Implementation]:
     """The entries of these names that are checked."""
     for name in names:
         for implementation in every(name):
@@ -217,7 +217,7 @@ def _chosen(names: Iterable[str], asked: Asked) -> Iterator[Implementation]:
 
 
 def _problems(
-    implementation: Implementation, device: str, dtypes: Sequence[str] | None, asked: Asked
+    implementation: Implementation, device: str, dtypes: Sequence[str] | None, asked: CheckFilter
 ) -> Iterator[tuple[Case, Checks, str | None]]:
     """Each shape and dtype, with its checks or why it cannot be run."""
     where = "interpreter" if device == "cpu" and implementation.interpreted else device
@@ -231,7 +231,7 @@ def _problems(
 
 
 def _of_implementation(
-    implementation: Implementation, device: str, seed: int, dtypes: Sequence[str] | None, asked: Asked
+    implementation: Implementation, device: str, seed: int, dtypes: Sequence[str] | None, asked: CheckFilter
 ) -> Iterator[CheckRow]:
     """Every check that can be made there, or the row that says why there is none."""
     checked, unchecked, reason = False, set[str](), "none of the shapes that are checked can have these steps"

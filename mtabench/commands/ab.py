@@ -28,7 +28,7 @@ from mtabench.comparing.reporting import ComparisonOptions, check_outputs, refus
 from mtabench.comparing.rerun import LOOKS, compare_pairs, measure_again
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree
 from mtabench.comparing.sweep_words import SweepWords, announce
-from mtabench.console import Outlasting, make_console, say
+from mtabench.console import PipeTolerantWriter, make_console, say
 from mtabench.errors import UsageError
 from mtabench.results.outputs import check_folder
 from mtabench.tables import print_prose
@@ -58,7 +58,7 @@ def run(
         raise UsageError(f"{folder} already exists; give another --out")
     check_outputs(asked, (folder / "base.csv", folder / "head.csv"))
     check_folder(folder)
-    output = Outlasting(sys.stdout)
+    output = PipeTolerantWriter(sys.stdout)
     console = make_console(output)
     announce(console, plan, 2 * pairs, f"{pairs} pairs of processes")
     _say_revisions(console, revisions)
@@ -85,7 +85,7 @@ def run(
                 found = compare_pairs(files, folder, asked, looks)
     code = report(found, asked)
     print_prose(console, f"results: {folder / 'base.csv'} and {folder / 'head.csv'}")
-    output.tell(f"the results are in {folder}")
+    output.report(f"the results are in {folder}")
     return code
 
 

@@ -23,7 +23,7 @@ from mtabench.prose import plural
 if TYPE_CHECKING:
     from rich.console import Console
 
-MOST_TOLD = 5
+MOST_SHOWN = 5
 MOST_DAYS = 36_500
 SECONDS_BETWEEN_LINES = 10
 
@@ -67,14 +67,14 @@ def _read_lines(archive: Archive) -> Iterator[str]:
 def _slowdowns(data: Json) -> Iterator[str]:
     """The recent slowdowns that last: a line for each that a commit may explain, and how many others there are."""
     found = [event for event in data["events"] if event["slower"] and event["recent"] and event["lasting"]]
-    told = [event for event in found if not event["unexplained"]]
-    yield from (headline(data, event) for event in told[:MOST_TOLD])
-    if len(told) > MOST_TOLD:
-        yield f"and {plural(len(told) - MOST_TOLD, 'more change')} to slower"
-    if len(found) > len(told):
-        if not told:
+    explained = [event for event in found if not event["unexplained"]]
+    yield from (headline(data, event) for event in explained[:MOST_SHOWN])
+    if len(explained) > MOST_SHOWN:
+        yield f"and {plural(len(explained) - MOST_SHOWN, 'more change')} to slower"
+    if len(found) > len(explained):
+        if not explained:
             yield "nothing got slower that a commit may explain"
-        others = plural(len(found) - len(told), f"{'other ' * bool(told)}change")
+        others = plural(len(found) - len(explained), f"{'other ' * bool(explained)}change")
         yield (
             f"{others} to slower, probably the machine: "
             "the same commit before and after, or plain attention changed alike"

@@ -13,13 +13,13 @@ from mtabench import registry
 from mtabench.commands import RESULTS_FOLDER
 from mtabench.commands.list import key_of_entry, readiness
 from mtabench.console import flop_unit, say
+from mtabench.disk_cache import cached_answer
 from mtabench.environment import check_device_name, describe, describe_gpu, resolve_device, torch_build
 from mtabench.json_output import print_json
 from mtabench.measuring.ceilings import measure_ceilings
 from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings, keep_ceilings, read_ceilings
 from mtabench.problem.case import DTYPES
 from mtabench.problem.operations import OPS
-from mtabench.remembered import remembered
 from mtabench.results.results_file import text_of
 from mtabench.tables import print_prose
 
@@ -30,7 +30,7 @@ def run(device: str, measure: bool, out: Path | None, anew: bool, as_json: bool)
     path = out or RESULTS_FOLDER / FILE_NAME
     check_ceilings(path)
     console = Console()
-    found = remembered(f"env-{device}", lambda: _seen(device), anew or measure)
+    found = cached_answer(f"env-{device}", lambda: _seen(device), anew or measure)
     device, environment = found["device"], describe(found["device"], found["gpu"])
     if not as_json:
         print_prose(console, f"{'measures':<10} {_measurable(device, environment['device'])}")
@@ -54,7 +54,7 @@ def run(device: str, measure: bool, out: Path | None, anew: bool, as_json: bool)
 
 def _measurable(device: str, name: str) -> str:
     """What can be measured here, in a sentence or two."""
-    reasons = remembered(f"list-{device}", lambda: readiness(device), False)["reasons"]
+    reasons = cached_answer(f"list-{device}", lambda: readiness(device), False)["reasons"]
     ready: dict[str, list[str]] = {op: [] for op in OPS}
     for one in registry.IMPLEMENTATIONS:
         if not one.of_models and reasons.get(key_of_entry(one), "") is None:

@@ -18,7 +18,7 @@ from mtabench.results.columns import TABLE, values_of
 from mtabench.results.outputs import check_outputs, write_text
 from mtabench.results.result_view import Column, View, make_view
 from mtabench.results.results_file import COLUMNS, frame, read_file, samples_paths, say_if_torn
-from mtabench.results.where import parse_where, select, sort_key
+from mtabench.results.row_filter import parse_where, select, sort_key
 
 Rows = Sequence[Mapping[str, str]]
 

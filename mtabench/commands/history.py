@@ -14,7 +14,7 @@ from pathlib import Path
 from mtabench.comparing.pairs import Progress, Side, StoppedError, measure, process_folder
 from mtabench.comparing.revisions import SHORT, Checkout, Revision, find_checkout, folders_of, past
 from mtabench.comparing.sweep_words import SweepWords, announce
-from mtabench.console import Outlasting, make_console, say
+from mtabench.console import PipeTolerantWriter, make_console, say
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.prose import plural
 from mtabench.results.outputs import check_folder
@@ -37,7 +37,7 @@ def run(sweep: SweepWords, commits: str, most: int | None, out: Path) -> int:
     dated = _spread(_ordered(past(checkout.root, commits)), most)
     plan = sweep.plan(checkout)
     check_folder(out / PARTS)
-    output = Outlasting(sys.stdout)
+    output = PipeTolerantWriter(sys.stdout)
     console = make_console(output)
     kind = f"{plan.options.pass_}-{hashlib.sha256(shlex.join(sweep.words).encode()).hexdigest()[:8]}"
     files = {revision: out / f"{kind}-{revision.sha[:SHORT]}.csv" for revision, _ in dated}
@@ -65,7 +65,7 @@ def run(sweep: SweepWords, commits: str, most: int | None, out: Path) -> int:
         raise NothingTimedError(f"none of the {plural(len(dated), 'commit')} could be measured; see above")
     say(console, f"results of {there} of {plural(len(dated), 'commit')}: {out}")
     say(console, f"next: mtabench dashboard {out} -o site")
-    output.tell(f"the results are in {out}")
+    output.report(f"the results are in {out}")
     return 0
 
 

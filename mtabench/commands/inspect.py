@@ -108,14 +108,14 @@ def _show(console: Console, found: Inspection, targets: Sequence[Limits]) -> Non
     say(console, tables.summary(found.kernels))
 
 
-def _show_findings(console: Console, found: comparing.Comparison) -> None:
+def _show_findings(console: Console, found: comparing.KernelComparison) -> None:
     for verdict in (comparing.WORSE, comparing.SKIP, comparing.NEW, comparing.BETTER):
         for finding in found.findings:
             if finding.verdict == verdict:
                 say(console, f"{verdict}: {finding.line}")
 
 
-def _gate(console: Console, found: comparing.Comparison, path: Path) -> int:
+def _gate(console: Console, found: comparing.KernelComparison, path: Path) -> int:
     """Say what came of it, and how to accept it."""
     accept = f"to accept what is there now: mtabench inspect --baseline {path} --accept"
     if found.toolchains:

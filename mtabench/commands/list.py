@@ -6,19 +6,19 @@ from typing import Any
 
 from mtabench import registry
 from mtabench.console import make_console
+from mtabench.disk_cache import cached_answer
 from mtabench.environment import check_device_name, resolve_device
 from mtabench.json_output import print_json
 from mtabench.problem.case import PASSES, Case
 from mtabench.problem.operations import PLAIN, make_operation
 from mtabench.registry import GROUPS, Implementation, entry_points, is_own_name, names
-from mtabench.remembered import remembered
 from mtabench.tables import print_prose
 
 
 def run(device: str, anew: bool, as_json: bool) -> int:
     """Print every implementation, what it does and whether it is ready on this machine, and the groups of them."""
     check_device_name(device)
-    found = remembered(f"list-{device}", lambda: readiness(device), anew)
+    found = cached_answer(f"list-{device}", lambda: readiness(device), anew)
     device, reasons = found["device"], found["reasons"]
     if as_json:
         print_json("list", _data(device, reasons))

@@ -17,7 +17,7 @@ from mtabench.comparing.inference import POWER
 from mtabench.comparing.noise import Alarms, Noise, find_noise
 from mtabench.comparing.pairs import PAIRS, Progress, Side, check_pairs, measure_pairs, process_folder
 from mtabench.comparing.sweep_words import SweepWords, announce
-from mtabench.console import Outlasting, make_console, say
+from mtabench.console import PipeTolerantWriter, make_console, say
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.settled import unsettled_of
 from mtabench.results.cell_names import told_apart
@@ -58,7 +58,7 @@ def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume:
     if processes.exists() and not resume:
         raise UsageError(f"{processes} already exists; give another --out, or --resume to go on with it")
     check_folder(path)
-    output = Outlasting(sys.stdout)
+    output = PipeTolerantWriter(sys.stdout)
     console = make_console(output)
     announce(console, plan, 2 * pairs, f"{pairs} pairs of processes")
     if sweep.dry_run:
@@ -89,7 +89,7 @@ def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume:
     for text in (*missing, *([marked] if marked else []), *_sentences(found, pairs, share)):
         print_prose(console, text)
     say(console, f"results: {named(path)}")
-    output.tell(f"the results are in {path}")
+    output.report(f"the results are in {path}")
     return 0
 
 

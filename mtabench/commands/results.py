@@ -26,8 +26,8 @@ from mtabench.results.results_file import (
     samples_path,
     samples_paths,
 )
+from mtabench.results.row_filter import parse_where, select
 from mtabench.results.runs import sample_names, sample_records
-from mtabench.results.where import parse_where, select
 
 MOST_PLAIN = 1 << 20  # bytes of samples that are written as they are; more are compressed
 
@@ -35,7 +35,7 @@ Row = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FilePart:
     """Rows of one file that go into the new one."""
 
     path: Path
@@ -79,7 +79,9 @@ def merge(paths: Sequence[Path], out: Path, latest: bool, overwrite: bool) -> in
             f"{files[first].path} and {files[second].path} both have {_named(chosen[key][1])}{more}; give "
             "--latest to keep the row that started last, or choose rows first with mtabench results select"
         )
-    parts = [Part(file.path, [row for number, row in chosen.values() if number == i]) for i, file in enumerate(files)]
+    parts = [
+        FilePart(file.path, [row for number, row in chosen.values() if number == i]) for i, file in enumerate(files)
+    ]
     _write(out, parts)
     if twice:
         say(make_console(), f"{plural(len(twice), 'cell')} in several files: the row that started last was taken")
@@ -90,7 +92,7 @@ def select_rows(path: Path, where: Sequence[str], out: Path, overwrite: bool) ->
     """Write the rows of a results file for which `where` holds, and their samples; raises UsageError."""
     conditions = parse_where(where)
     _check_outputs(out, [path], overwrite)
-    _write(out, [Part(path, select(_read(path).rows(), conditions, path))])
+    _write(out, [FilePart(path, select(_read(path).rows(), conditions, path))])
     return 0
 
 
@@ -112,7 +114,7 @@ def _read(path: Path) -> ResultsFile:
     return file
 
 
-def _write(out: Path, parts: Sequence[Part]) -> None:
+def _write(out: Path, parts: Sequence[FilePart]) -> None:
     """Write rows and samples; the samples first, so that every row has its own. Many samples are compressed."""
     rows = [[row[name] for name in COLUMNS] for part in parts for row in part.rows]
     with_samples = [part for part in parts if part.rows and find_samples(part.path).exists()]
@@ -137,7 +139,7 @@ def _write(out: Path, parts: Sequence[Part]) -> None:
             say(console, f"{part.path} has no {samples_name} beside it: compare needs samples of every cell")
 
 
-def _samples(parts: Iterable[Part]) -> Iterator[Sequence[str]]:
+def _samples(parts: Iterable[FilePart]) -> Iterator[Sequence[str]]:
     yield SAMPLE_COLUMNS
     seen: set[tuple[str, str]] = set()
     for part in parts:

@@ -18,9 +18,9 @@ from mtabench.json_output import print_json
 from mtabench.results.columns import values_of
 from mtabench.results.result_view import Column, View, make_view
 from mtabench.results.results_file import cell_of, find_samples, key_of_row, read_file
+from mtabench.results.row_filter import parse_where, select, sort_key
 from mtabench.results.runs import Rounds, find_rounds, process_ids, read_samples
 from mtabench.results.sparklines import MARKS, against_seq, drift
-from mtabench.results.where import parse_where, select, sort_key
 from mtabench.sweeps.table import STYLES
 
 STAYS_IN_ROW = ("seq", "impl", "splits")  # the rest of a problem can stand above its rows

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from mtabench.cluster.options import ClusterOptions
 from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
-from mtabench.console import Outlasting, make_console, say, warnings_at_end
+from mtabench.console import PipeTolerantWriter, make_console, say, warnings_at_end
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
 from mtabench.options import Options, SweepOutput
@@ -67,7 +67,7 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int
         from mtabench.sweeps.watching import Pace
 
         check_ceilings(path.with_name(FILE_NAME))
-        stdout = Outlasting(sys.stdout)
+        stdout = PipeTolerantWriter(sys.stdout)
         console = make_console(stdout, output.quiet and not dry_run)
         settings = make_settings(plan)
         again = len(bare & {key_of(case) for case in plan.cases})
@@ -103,7 +103,7 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int
     say(console, f"results: {named(path)}")
     if output.quiet:
         print(path, file=stdout)
-    stdout.tell(f"the results are in {path}")
+    stdout.report(f"the results are in {path}")
     any_wrong = any(row["status"] == "wrong" for row in shown.rows)
     if not any_wrong:
         _check_times(shown.rows, path)

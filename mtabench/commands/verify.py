@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from mtabench.checking.verify import DTYPES_CHECKED, Asked, CheckRow, count_checks, run_checks
+from mtabench.checking.verify import DTYPES_CHECKED, CheckFilter, CheckRow, count_checks, run_checks
 from mtabench.commands import WRONG_RESULT
 from mtabench.console import has_width, say, warnings_at_end
 from mtabench.environment import let_triton_interpret, resolve_device
@@ -152,7 +152,7 @@ def _checking(options: Options, causal: bool | None) -> tuple[str, int, _Planned
     return where, seed, planned, run_checks(wanted, where, seed, dtypes, asked)
 
 
-def _asked(options: Options, causal: bool | None) -> Asked:
+def _asked(options: Options, causal: bool | None) -> CheckFilter:
     """The operations and shapes that are to be checked; raises UsageError as a sweep does for steps that do not fit."""
     check_op(options.op)
     whole = is_mta(options)
@@ -161,7 +161,7 @@ def _asked(options: Options, causal: bool | None) -> Asked:
     convs = None if options.conv is None else axes.parse_optional_convs(options.conv, "--conv")
     if None in (convs or ()) and not whole:
         raise UsageError(CONV_NONE)
-    return Asked(
+    return CheckFilter(
         options.op,
         convs,
         None if options.mix is None else axes.parse_mixes(options.mix),

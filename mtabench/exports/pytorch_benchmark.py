@@ -12,7 +12,7 @@ from typing import Any
 
 from mtabench.results.columns import AXES
 from mtabench.results.results_file import of_gpu
-from mtabench.results.where import value_of
+from mtabench.results.row_filter import value_of
 
 Row = Mapping[str, str]
 

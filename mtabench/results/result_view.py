@@ -12,8 +12,8 @@ from mtabench.problem.case import CACHED_PASSES
 from mtabench.problem.operations import PLAIN, PLAIN_LACKS, STEPS, page_size_text
 from mtabench.prose import plural
 from mtabench.results.columns import AXES, STATUSES, TABLE
+from mtabench.results.row_filter import value_of
 from mtabench.results.shown import clocks, clocks_differ, cut
-from mtabench.results.where import value_of
 
 Row = Mapping[str, str]
 

@@ -23,7 +23,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class KernelComparison:
     """The findings, how many kernels both inspections have, and how the toolchains differ, an empty text if not."""
 
     findings: Sequence[Finding]
@@ -36,7 +36,9 @@ class Comparison:
         return sum(finding.verdict == WORSE for finding in self.findings)
 
 
-def compare(base: Inspection, head: Inspection, targets: Collection[str], names: Sequence[str] = ()) -> Comparison:
+def compare(
+    base: Inspection, head: Inspection, targets: Collection[str], names: Sequence[str] = ()
+) -> KernelComparison:
     """What changed from `base` to `head`, of the kernels that `head` was asked for.
 
     These are the kernels for `targets` and for the shapes of `head`, whose names hold one of `names` if there are any.
@@ -62,7 +64,7 @@ def compare(base: Inspection, head: Inspection, targets: Collection[str], names:
         elif not lost & {(*key[:2], kernel.source), (*key[:2], "")}:
             findings.append(Finding(WORSE, f"{_place(kernel)} is gone: nothing launches or compiles it any more"))
     findings += [_newcomer(kernel) for key, kernel in after.items() if key not in before]
-    return Comparison(findings, len(before.keys() & after.keys()), _toolchains(base, head))
+    return KernelComparison(findings, len(before.keys() & after.keys()), _toolchains(base, head))
 
 
 def _changes(before: Kernel, after: Kernel) -> Iterator[Finding]:

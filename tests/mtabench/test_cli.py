@@ -640,7 +640,7 @@ def test_ctrl_c_before_anything_is_imported_says_nothing():
 import runpy, signal, sys
 class Presses:
     def find_spec(self, name, *_):
-        if name == "mtabench.ending":
+        if name == "mtabench.exit_handling":
             signal.raise_signal(signal.SIGINT)
 sys.meta_path.insert(0, Presses())
 runpy.run_module("mtabench", run_name="__main__")

@@ -11,7 +11,7 @@ from command_line import make_runner, refused
 from rich.console import Console
 from typer.main import get_command
 
-from mtabench import ending, options, registry
+from mtabench import exit_handling, options, registry
 from mtabench.cli import app
 from mtabench.commands.sweep import _draw_at_end
 from mtabench.help import WIDTH, _wrapped
@@ -269,12 +269,12 @@ def test_what_a_notebook_or_a_container_lacks_stops_nothing(monkeypatch):
         raise KeyError("getpwuid(): uid not found: 12345")
 
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    monkeypatch.setattr(ending.getpass, "getuser", nameless)
-    monkeypatch.setattr(ending.os.path, "expanduser", lambda path: path)
+    monkeypatch.setattr(exit_handling.getpass, "getuser", nameless)
+    monkeypatch.setattr(exit_handling.os.path, "expanduser", lambda path: path)
     for name in ("HOME", "LOGNAME"):
         monkeypatch.setenv(name, "")
     with pytest.raises(SystemExit) as end:
-        ending.run_and_exit(lambda: 0)
+        exit_handling.run_and_exit(lambda: 0)
     assert not end.value.code
     assert os.environ["MPLBACKEND"] == "agg"
     assert os.environ["LOGNAME"] == f"uid-{os.getuid()}"

@@ -20,7 +20,7 @@ from mtabench.charts.panels import problems
 from mtabench.checking import verify
 from mtabench.checking.judge import Judge
 from mtabench.checking.oracle import Check, Oracle
-from mtabench.checking.verify import EVERY_STEP, FINISHED, Asked, run_checks
+from mtabench.checking.verify import EVERY_STEP, FINISHED, CheckFilter, run_checks
 from mtabench.cli import app
 from mtabench.cluster.options import ClusterOptions
 from mtabench.errors import UsageError
@@ -34,8 +34,8 @@ from mtabench.registry import implementation_of
 from mtabench.report.data import COMMAND, read_report
 from mtabench.results.result_view import make_view
 from mtabench.results.results_file import KEY_COLUMNS, cell_of, key_of, key_of_cell, key_of_row, read_file
+from mtabench.results.row_filter import parse_where, select
 from mtabench.results.runs import read_run
-from mtabench.results.where import parse_where, select
 from mtabench.sweeps.plan import Options, make_plan
 
 
@@ -503,7 +503,7 @@ class TestVerify:
         assert any("norm depth3, gate full" in row.shape and row.check == "strided bwd" for row in rows)
 
     def test_steps_that_are_asked_for_take_the_place_of_others(self):
-        asked = Asked("mta", convs=[None], mixes=["heads+2"], norms=["rms"], gates=["none", "full"])
+        asked = CheckFilter("mta", convs=[None], mixes=["heads+2"], norms=["rms"], gates=["none", "full"])
         rows = list(run_checks(["eager"], "cpu", asked=asked))
         assert [row for row in rows if not row.ok] == []
         of_fwd = [row.shape.removeprefix("fp32 1 x 4/2 x 29 x 16 ") for row in rows if row.check == "error fwd"]
@@ -512,9 +512,9 @@ class TestVerify:
         ]  # fmt: skip
 
     def test_steps_that_no_shape_can_have_are_not_checked(self):
-        (row,) = run_checks(["eager"], "cpu", asked=Asked("mta", mixes=["3"]))
+        (row,) = run_checks(["eager"], "cpu", asked=CheckFilter("mta", mixes=["3"]))
         assert (row.shape, row.reason) == ("", "mta: none of the shapes that are checked can have these steps")
-        (row,) = run_checks(["eager"], "cpu", asked=Asked("mta", mixes=["none"], post_convs=[None]))
+        (row,) = run_checks(["eager"], "cpu", asked=CheckFilter("mta", mixes=["none"], post_convs=[None]))
         assert row.shape == ""
 
     def test_masks_that_are_forgotten_are_found(self, monkeypatch):
@@ -536,11 +536,15 @@ def mtabench(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("impl", "words", "asked"),
     [
-        ("eager", "--op mta --mix heads,none+2", Asked("mta", mixes=["heads", "none+2"])),
-        ("eager", "--op mta --conv none,3x2 --post-conv 2", Asked("mta", convs=[None, (3, 2)], post_convs=[(2, 2)])),
-        ("eager", "--op mta --norm depth2 --gate full", Asked("mta", norms=["depth2"], gates=["full"])),
-        ("eager", "--conv 3x2", Asked(convs=[(3, 2)])),
-        ("sdpa-flash", "--op attention", Asked("attention")),
+        ("eager", "--op mta --mix heads,none+2", CheckFilter("mta", mixes=["heads", "none+2"])),
+        (
+            "eager",
+            "--op mta --conv none,3x2 --post-conv 2",
+            CheckFilter("mta", convs=[None, (3, 2)], post_convs=[(2, 2)]),
+        ),
+        ("eager", "--op mta --norm depth2 --gate full", CheckFilter("mta", norms=["depth2"], gates=["full"])),
+        ("eager", "--conv 3x2", CheckFilter(convs=[(3, 2)])),
+        ("sdpa-flash", "--op attention", CheckFilter("attention")),
     ],
 )
 def test_verify_checks_the_steps_that_are_typed(mtabench, monkeypatch, impl, words, asked):

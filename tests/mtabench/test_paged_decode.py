@@ -26,7 +26,7 @@ from mtabench.charts.data import read_cells
 from mtabench.charts.panels import problems
 from mtabench.checking import verify
 from mtabench.checking.judge import Judge
-from mtabench.checking.verify import Asked, CheckedShape, run_checks
+from mtabench.checking.verify import CheckedShape, CheckFilter, run_checks
 from mtabench.cli import app
 from mtabench.errors import UsageError
 from mtabench.exports.flashinfer_trace import flashinfer_trace
@@ -42,8 +42,8 @@ from mtabench.report.sentences import summary
 from mtabench.results.cell_names import told_apart
 from mtabench.results.result_view import make_view
 from mtabench.results.results_file import cell_of, key_of, key_of_cell, read_file, read_results
+from mtabench.results.row_filter import parse_where, select
 from mtabench.results.runs import read_run
-from mtabench.results.where import parse_where, select
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.table import results_table
 
@@ -292,7 +292,7 @@ class TestChecks:
         monkeypatch.setattr(verify, "SHAPES", {"cpu": (CheckedShape(1, 2, 1, 33, 16, 3, 2),)})
         monkeypatch.setattr(verify, "LONG_SHAPES", {"cpu": ()})
         plant_table_ignored(monkeypatch)
-        rows = run_checks([impl], "cpu", dtypes=["fp32"], asked=Asked(op="conv-attention"))
+        rows = run_checks([impl], "cpu", dtypes=["fp32"], asked=CheckFilter(op="conv-attention"))
         assert [(row.check, row.ok) for row in rows if row.check == "decode in pages" or not row.ok] == [
             ("decode in pages", impl == "eager")
         ]

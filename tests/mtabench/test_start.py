@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mtabench import environment, remembered
+from mtabench import disk_cache, environment
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "triton", "numpy", "scipy", "pandas", "matplotlib", "rich")
@@ -52,9 +52,9 @@ def test_help_and_slips_of_the_fingers_load_nothing_heavy(words):
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
     """Asks a question with answers 1, 2, ...; a folder of its own keeps them."""
-    monkeypatch.setattr(remembered, "cache_folder", lambda kind="": tmp_path / "cache" / kind)
+    monkeypatch.setattr(disk_cache, "cache_folder", lambda kind="": tmp_path / "cache" / kind)
     count = iter(range(1, 100))
-    return lambda **options: remembered.remembered("question", lambda: {"n": next(count)}, **options)["n"]
+    return lambda **options: disk_cache.cached_answer("question", lambda: {"n": next(count)}, **options)["n"]
 
 
 def test_an_answer_is_kept_and_asked_anew_when_wished(asked):
@@ -73,11 +73,11 @@ def test_what_an_answer_depends_on(asked, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert [asked(), asked()] == [2, 2]
     (tmp_path / "driver").write_text("580")
-    monkeypatch.setattr(remembered, "FILES", [tmp_path / "driver"])
+    monkeypatch.setattr(disk_cache, "FILES", [tmp_path / "driver"])
     assert [asked(), asked()] == [3, 3]
     (tmp_path / "driver").write_text("590")
     assert [asked(), asked()] == [4, 4]
-    monkeypatch.setattr(remembered, "DEVICES", ((tmp_path, "nvidia*"),))
+    monkeypatch.setattr(disk_cache, "DEVICES", ((tmp_path, "nvidia*"),))
     (tmp_path / "nvidia0").touch()
     assert [asked(), asked()] == [5, 5]
     (tmp_path / "site").mkdir()
@@ -90,7 +90,7 @@ def test_what_an_answer_depends_on(asked, tmp_path, monkeypatch):
 
 
 def test_the_code_of_this_project_is_among_it(monkeypatch):
-    facts = set(remembered._facts())
+    facts = set(disk_cache._facts())
     source = Path(environment.__file__)
     assert f"{source} {source.stat().st_mtime_ns}" in facts
     assert any("conv_attention" in fact for fact in facts)
@@ -110,7 +110,7 @@ def test_an_answer_that_cannot_be_kept_is_given_all_the_same(asked, tmp_path):
 
 
 def test_only_what_shows_goes_by_kept_answers():
-    users = [path for path in (ROOT / "mtabench").rglob("*.py") if "import remembered" in path.read_text()]
+    users = [path for path in (ROOT / "mtabench").rglob("*.py") if "import cached_answer" in path.read_text()]
     assert sorted(path.name for path in users) == ["env.py", "list.py"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from written_runs import ENVIRONMENT, case, rounds
 
-from mtabench.console import Outlasting, make_console
+from mtabench.console import PipeTolerantWriter, make_console
 from mtabench.errors import NothingTimedError
 from mtabench.measuring.timing import Measurement
 from mtabench.results.facts import RunFacts
@@ -201,21 +201,21 @@ def test_printing_goes_on_when_nobody_reads(capsys):
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as closed:
-        output = Outlasting(closed)
+        output = PipeTolerantWriter(closed)
         console = make_console(output)
         for _ in range(3):
             console.print("a line")
         output.flush()
-        assert output.unheard
-        output.tell("the results are in a.csv")
+        assert output.is_broken
+        output.report("the results are in a.csv")
     assert capsys.readouterr().err == "mtabench: nobody read the output to its end; the results are in a.csv\n"
 
 
 def test_nothing_is_told_where_everything_was_read(capsys):
     paper = io.StringIO()
-    output = Outlasting(paper)
+    output = PipeTolerantWriter(paper)
     make_console(output).print("a line")
-    output.tell("the results are in a.csv")
+    output.report("the results are in a.csv")
     assert (paper.getvalue().strip(), capsys.readouterr().err) == ("a line", "")
 
 

@@ -11,7 +11,7 @@ from own_cases import EXAMPLES, OWN, case_of, forget, judged, own
 from planted_sweeps import without_warm_up
 
 from mta_kernels.operation import Operation
-from mtabench.checking import honesty, judge
+from mtabench.checking import judge, side_effects
 from mtabench.checking.judge import Judge
 from mtabench.errors import UnsupportedError
 from mtabench.implementations import _own_settings
@@ -123,19 +123,19 @@ def test_what_is_right_on_an_idle_device_only_is_said_to_work_on_another_stream(
     judge = Judge(one, inputs, 0)
     closure = implementation_of(one).build(one, inputs)
     early = judge.first(lambda probe: 0 * closure(), lambda probe: closure())
-    assert (early.ok, early.reason) == (False, honesty.EARLY)
+    assert (early.ok, early.reason) == (False, side_effects.EARLY)
     assert "against float64" in judge.first(lambda probe: 0 * closure(), lambda probe: 0 * closure()).reason
 
 
 def test_a_result_that_changes_until_the_device_is_idle_is_late(monkeypatch):
     """A GPU's stream saw it before another one had written it, finite or not."""
     result = torch.zeros(2, 3)
-    seen = honesty.look([result])
+    seen = side_effects.look([result])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    honesty.check_in_time("cuda", seen, [result])
+    side_effects.check_in_time("cuda", seen, [result])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: result.fill_(1))
     with pytest.raises(WrongResultError, match="comes later"):
-        honesty.check_in_time("cuda", seen, [result])
+        side_effects.check_in_time("cuda", seen, [result])
 
 
 def test_settings_take_none_of_the_time_for_which_a_gpu_is_held_back(monkeypatch):

@@ -27,7 +27,7 @@ FILES = ("/proc/driver/nvidia/version", "/proc/sys/kernel/random/boot_id")
 DEVICES = (("/dev", "nvidia*"), ("/dev", "dxg"), ("/dev", "kfd"), ("/proc/driver/nvidia/gpus", "*"))
 
 
-def remembered(question: str, ask: Callable[[], dict[str, Any]], anew: bool = False) -> dict[str, Any]:
+def cached_answer(question: str, ask: Callable[[], dict[str, Any]], anew: bool = False) -> dict[str, Any]:
     """What `ask` returns, of values that JSON has: kept under the name `question`, and asked `anew` if that is wished.
 
     An answer is kept a day at most, and while device files, driver, environment, installed packages and the code of
