@@ -60,41 +60,47 @@ def test_a_change_that_matters_is_one_line(now, verdict, words):
     assert words in line
 
 
-def test_spilling_more_or_less():
-    spilling = dataclasses.replace(KERNEL, spill_store_bytes=8, spill_load_bytes=8)
-    assert [verdict for verdict, _ in changed(spilling, spill_load_bytes=12)] == [WORSE]
-    assert [verdict for verdict, _ in changed(spilling, spill_load_bytes=4)] == [BETTER]
+SPILLING = dataclasses.replace(KERNEL, spill_store_bytes=8, spill_load_bytes=8)
+BROKEN = dataclasses.replace(KERNEL, status=FAILED, registers=None, spill_store_bytes=None, warps_per_sm=None)
+SILENT = {"registers": 160, "dynamic_shared_bytes": 70000, "warps": 8, "stages": 4, "tiles": "BLOCK_M=32"}
 
 
-def test_what_only_changed_passes_without_a_word():
-    now = {"registers": 160, "dynamic_shared_bytes": 70000, "warps": 8, "stages": 4, "tiles": "BLOCK_M=32"}
-    assert changed(KERNEL, **now) == []
+@pytest.mark.parametrize(
+    ("before", "now", "verdicts"),
+    [
+        (SPILLING, {"spill_load_bytes": 12}, [WORSE]),
+        (SPILLING, {"spill_load_bytes": 4}, [BETTER]),
+        (KERNEL, SILENT, []),
+        (KERNEL, {"warps_per_sm": 4, "spill_store_bytes": 4}, [WORSE, WORSE]),
+        (BROKEN, {}, []),
+        (BROKEN, {"status": "ok"}, [BETTER]),
+    ],
+)
+def test_each_change_has_a_verdict_of_its_own(before, now, verdicts):
+    assert [verdict for verdict, _ in changed(before, **now)] == verdicts
 
 
-def test_one_change_may_be_two_findings():
-    now = {"warps_per_sm": 4, "spill_store_bytes": 4}
-    assert [verdict for verdict, _ in changed(KERNEL, **now)] == [WORSE, WORSE]
+def row_of(source, status, reason="why", kernel=None):
+    """The row of a source that has none of its kernels, or of one of them."""
+    return Kernel("sm_90", SHAPE.name, kernel or source, status, source, reason=reason)
 
 
-def test_what_failed_before_may_fail_again():
-    failed = dataclasses.replace(KERNEL, status=FAILED, registers=None, spill_store_bytes=None, warps_per_sm=None)
-    assert changed(failed) == []
-    assert changed(failed, status="ok")[0][0] == BETTER
-
-
-def test_a_kernel_that_is_gone_fails_and_a_new_one_passes():
-    other = dataclasses.replace(KERNEL, kernel="bwd")
-    found = compare(inspection(KERNEL), inspection(other), {"sm_90"})
-    assert [finding.verdict for finding in found.findings] == [WORSE, NEW]
-    assert "fwd is gone" in found.findings[0].line
-    assert found.common == 0
-
-
-@pytest.mark.parametrize("status", [FAILED, DOES_NOT_FIT])
-def test_a_new_kernel_that_cannot_run_fails(status):
-    other = dataclasses.replace(KERNEL, kernel="bwd", status=status, reason="why")
-    found = compare(inspection(KERNEL), inspection(KERNEL, other), {"sm_90"})
-    assert [finding.verdict for finding in found.findings] == [WORSE]
+@pytest.mark.parametrize(
+    ("head", "verdicts", "line"),
+    [
+        ([dataclasses.replace(KERNEL, kernel="bwd")], [WORSE, NEW], "fwd is gone"),
+        ([KERNEL, dataclasses.replace(KERNEL, kernel="bwd", status=FAILED, reason="why")], [WORSE], "bwd "),
+        ([KERNEL, dataclasses.replace(KERNEL, kernel="bwd", status=DOES_NOT_FIT, reason="why")], [WORSE], "bwd "),
+        ([row_of("forward", SKIPPED, "no nvcc")], [SKIP], "no nvcc"),  # its kernels are not gone
+        ([row_of("forward", FAILED, "no tile fits")], [WORSE], "forward does not compile: no tile fits"),
+        ([row_of("", FAILED, "a crash", kernel="all")], [WORSE], "all does not compile: a crash"),
+    ],
+)
+def test_kernels_that_came_or_went(head, verdicts, line):
+    found = compare(inspection(KERNEL), inspection(*head), {"sm_90"})
+    assert [finding.verdict for finding in found.findings] == verdicts
+    assert line in found.findings[0].line
+    assert found.common == (KERNEL in head)
 
 
 def test_only_what_was_asked_for_can_be_gone():
@@ -104,26 +110,6 @@ def test_only_what_was_asked_for_can_be_gone():
     assert compare(base, inspection(KERNEL), {"sm_90"}).findings == []
     assert compare(base, inspection(), {"sm_90"}, names=["bwd"]).findings == []
     assert len(compare(base, inspection(), {"sm_90", "sm_80"}).findings) == 2
-
-
-def test_kernels_of_a_source_that_is_skipped_are_not_gone():
-    base = inspection(dataclasses.replace(KERNEL, source="hopper"))
-    skipped = Kernel("sm_90", SHAPE.name, "hopper", SKIPPED, "hopper", "cuda", "no nvcc")
-    found = compare(base, inspection(skipped), {"sm_90"})
-    assert [finding.verdict for finding in found.findings] == [SKIP]
-
-
-def test_host_code_that_fails_is_told_once():
-    failed = Kernel("sm_90", SHAPE.name, "forward", FAILED, "forward", reason="no tile fits")
-    found = compare(inspection(KERNEL), inspection(failed), {"sm_90"})
-    assert [finding.verdict for finding in found.findings] == [WORSE]
-    assert "forward does not compile: no tile fits" in found.findings[0].line
-
-
-def test_a_crash_of_the_compiler_is_told_once():
-    lost = Kernel("sm_90", SHAPE.name, "all", FAILED, reason="its process was ended by SIGABRT")
-    found = compare(inspection(KERNEL), inspection(lost), {"sm_90"})
-    assert [finding.verdict for finding in found.findings] == [WORSE]
 
 
 def test_other_compilers_are_named_and_those_that_one_side_lacks_are_not():
