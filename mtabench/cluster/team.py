@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import time
 import warnings
@@ -216,8 +217,12 @@ def _connected(address: str, security: Security | None) -> Iterator[Client]:
             f"no scheduler of Dask answers at {address} ({_cause(error)}); start it, or correct --scheduler and "
             "--tls-..."
         ) from error
-    with client:
-        yield client
+    logging.disable()  # of a scheduler that is lost, Dask logs tracebacks where one sentence says it
+    try:
+        with client:
+            yield client
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 async def _greet(address: str, security: Security | None) -> None:
