@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from mtabench import registry
 
 broken = False
 FOLDER = Path(__file__).parent
-OWN = ("kills-at-16", "crashes-at-32", "breaks-at-64", "kills-once", "kills-scheduler", "slow")
+OWN = ("kills-at-16", "crashes-at-32", "breaks-at-64", "kills-once", "kills-scheduler", "waits-at-16")
 SCHEDULER = "MTABENCH_TEST_SCHEDULER"  # the process that `kills-scheduler` kills
-FLAG = "MTABENCH_TEST_FLAG"  # a file that `kills-once` makes before it kills
+FLAG = "MTABENCH_TEST_FLAG"  # a file that `kills-once` makes before it kills, and for which `waits-at-16` waits
 
 
 def kill_worker():
@@ -27,9 +28,10 @@ def kill_worker():
 
 
 def kill_worker_once():
-    flag = Path(os.environ[FLAG])
-    if not flag.exists():
-        flag.write_text(f"{min(os.sched_getaffinity(0))}")
+    """In the first process that comes here; several may come at the same time."""
+    with suppress(FileExistsError), Path(os.environ[FLAG]).open("x") as flag:
+        flag.write(f"{min(os.sched_getaffinity(0))}")
+        flag.flush()
         kill_worker()
 
 
@@ -53,8 +55,9 @@ def build(case, inputs):
     if case.impl == "kills-scheduler" and case.seq == 32:
         os.kill(int(os.environ[SCHEDULER]), signal.SIGKILL)
         time.sleep(1000)
-    if case.impl == "slow":
-        return lambda: (time.sleep(0.05), closure())[1]
+    if case.impl == "waits-at-16" and case.seq == 16:
+        while not Path(os.environ[FLAG]).exists():
+            time.sleep(0.05)
     return closure
 
 

@@ -150,7 +150,7 @@ def test_a_rank_that_dies_is_named_and_ends_the_sweep(tmp_path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     code = "from planted_ranks import run_with_a_rank_that_dies; run_with_a_rank_that_dies()"
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment
     )
     assert done.returncode == 1
     assert "mtabench: rank 1: its process was ended by SIGKILL" in done.stderr
@@ -166,7 +166,7 @@ def test_torchrun_may_start_the_ranks(tmp_path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = ("torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "mtabench")
     done = subprocess.run(
-        [sys.executable, "-m", *run, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment
+        [sys.executable, "-m", *run, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("% efficiency") == 1
