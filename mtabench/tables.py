@@ -6,8 +6,10 @@ What does not fit is left out by rank and named, stands above the rows that shar
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -22,7 +24,8 @@ GAP = "  "
 Cell = str | Text
 
 
-class Column(NamedTuple):
+@dataclass(frozen=True)
+class Column:
     """A column of texts under a heading of one line or several.
 
     Rank 0 stays; the highest rank is left out first. One that is `apart` may stand above the rows that share its text.
@@ -34,7 +37,7 @@ class Column(NamedTuple):
     justify: Literal["left", "right"] = "right"
     apart: bool = False
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Characters of the widest text."""
         return max(map(_length, (*self.heading.split("\n"), *self.texts)))
@@ -138,6 +141,8 @@ def _joined(texts: Sequence[Cell], columns: Sequence[Column], widths: Sequence[i
     for text, column, width in zip(texts, columns, widths, strict=True):
         space = " " * (width - _length(text))
         cells += [GAP, space, text] if column.justify == "right" else [GAP, text, space]
+    if not any(isinstance(text, Text) for text in texts):  # as most lines, and many times as fast
+        return Text("".join(map(str, cells[1:])).rstrip(), style)
     line = Text.assemble(*cells[1:], style=style)
     line.rstrip()
     return line

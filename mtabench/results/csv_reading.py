@@ -18,7 +18,7 @@ from mtabench.escaping import printable, quoted
 
 MOST_COLUMNS = 256
 MOST_WHOLE = 1e15  # below, every whole number is a float
-MOST_LINE = 1_000_000  # characters; a field has at most 131072, the limit of Python's reader
+MOST_LINE = 1_000_000  # bytes; a field has at most 131072, the limit of Python's reader
 
 _PLAIN = bytes(range(0x20, 0x7F)) + b"\r\n"
 
@@ -115,7 +115,7 @@ def _objects(path: Path, content: bytes, most: int) -> Iterator[dict[str, Any]]:
         if number > most:
             raise UsageError(f"{path} has more than {most} rows, the most that are read of such a file")
         if len(line) > MOST_LINE:
-            raise UsageError(f"line {number} of {path} is longer than {MOST_LINE} characters")
+            raise UsageError(f"line {number} of {path} is longer than {MOST_LINE} bytes")
         try:
             found = json.loads(line.decode())
         except (ValueError, RecursionError):
@@ -166,31 +166,28 @@ def _content(path: Path, most_bytes: int) -> bytes:
 
 
 def _records(path: Path, content: bytes, most: int) -> Iterator[list[str]]:
-    """The header and what follows, each as long as the header."""
+    """The header and what follows, each as long as the header and in one line."""
+    long = next((i for i, line in enumerate(io.BytesIO(content), start=1) if len(line) > MOST_LINE), None)
+    if long is not None:
+        raise UsageError(f"line {long} of {path} is longer than {MOST_LINE} bytes")
+    if content.count(b"\n") > most:
+        raise UsageError(f"{path} has more than {most - 1} rows, the most that are read of such a file")
     plain = not content.translate(None, _PLAIN) and content.count(b"\r") == content.count(b"\r\n")
-    given = done = length = 0
-
-    def lines() -> Iterator[str]:
-        """The lines, as long as each is a record: a quote that never ends would read the file as one field."""
-        nonlocal given
-        for line in io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="\n"):
-            if given > done:
-                raise UsageError(f"line {given} of {path} has a quote that does not end; expected one line a row")
-            given += 1
-            if len(line) > MOST_LINE:
-                raise UsageError(f"line {given} of {path} is longer than {MOST_LINE} characters")
-            if given > most:
-                raise UsageError(f"{path} has more than {most - 1} rows, the most that are read of such a file")
-            yield line
-
+    reader = csv.reader(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="\n"), strict=True)
+    quote = f"of {path} has a quote that does not end; expected one line a row"
+    done = length = 0
     try:
-        for record in csv.reader(lines(), strict=True):
+        for record in reader:
             done += 1
             length = length or len(record)
+            if reader.line_num != done:
+                raise UsageError(f"line {done} {quote}")
             if len(record) != length:
                 raise UsageError(f"line {done} of {path} has {len(record)} fields, and its header {length}")
             yield record if plain else [printable(field) for field in record]
     except UnicodeDecodeError as error:
         raise UsageError(f"cannot read {path} as a CSV file: it is not text in UTF-8 ({error.reason})") from error
     except csv.Error as error:
-        raise UsageError(f"cannot read line {given} of {path} as CSV: {error}") from error
+        if reader.line_num > done + 1:
+            raise UsageError(f"line {done + 1} {quote}") from error
+        raise UsageError(f"cannot read line {done + 1} of {path} as CSV: {error}") from error

@@ -7,7 +7,7 @@ overflows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Literal, NamedTuple
 
@@ -19,7 +19,8 @@ Check = Callable[[str], str]
 LEAST, MOST = 1e-100, 1e100
 
 _COUNT = re.compile(r"(\d{1,12})(\.0*)?", re.ASCII)  # spreadsheets and pandas write 6 as 6.0
-_QUANTITY = re.compile(r"\d{1,120}(\.\d{0,40})?([eE][+-]?\d{1,3})?", re.ASCII)
+_ONE = r"\d{1,120}(?:\.\d{0,40})?(?:[eE][+-]?\d{1,3})?"
+_QUANTITY, _QUANTITIES = re.compile(_ONE, re.ASCII), re.compile(f"{_ONE}(?:,{_ONE})*", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 _SHA = re.compile(r"[0-9a-f]{4,64}")
 
@@ -44,6 +45,15 @@ def positive(text: str) -> str:
     if not _QUANTITY.fullmatch(text) or not LEAST <= float(text) <= MOST:
         raise ValueError(f"a number from {LEAST:g} to {MOST:g}, such as 1.25 or 3e-05")
     return text
+
+
+def positives(texts: Sequence[str]) -> list[float]:
+    """Such quantities as numbers, at least one, checked together in a fraction of the time."""
+    if _QUANTITIES.fullmatch(",".join(texts)):
+        numbers = list(map(float, texts))
+        if min(numbers) >= LEAST and max(numbers) <= MOST:
+            return numbers
+    raise ValueError(f"numbers from {LEAST:g} to {MOST:g}")
 
 
 def flag(text: str) -> str:

@@ -7,6 +7,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -139,13 +142,21 @@ def without_samples(results: Path, rows: Sequence[Mapping[str, str]]) -> list[Ma
 def read_samples(results: Path) -> dict[tuple[str, str], Rounds]:
     """Samples in ms, by round, of each run and cell of a results file; raises UsageError."""
     found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for run_id, cell, round_, _, milliseconds in sample_records(results):
-        found[run_id, cell][int(round_)].append(float(milliseconds))
-    return {key: tuple(tuple(rounds[i]) for i in sorted(rounds)) for key, rounds in found.items()}
+    for records, rounds, milliseconds in _samples_by_cell(results):
+        by_round = found[records[0][0], records[0][1]]
+        for number, sample in zip(rounds, milliseconds, strict=True):
+            by_round[number].append(sample)
+    return {key: tuple(tuple(by_round[i]) for i in sorted(by_round)) for key, by_round in found.items()}
 
 
 def sample_records(results: Path) -> Iterator[list[str]]:
     """The lines of the samples file beside a results file: checked texts under SAMPLE_COLUMNS; raises UsageError."""
+    for records, _, _ in _samples_by_cell(results):
+        yield from records
+
+
+def _samples_by_cell(results: Path) -> Iterator[tuple[list[list[str]], list[int], list[float]]]:
+    """The same lines by cell, with their rounds and samples in ms, checked together: there may be two million."""
     path = find_samples(results)
     if not path.exists():
         raise UsageError(
@@ -154,13 +165,25 @@ def sample_records(results: Path) -> Iterator[list[str]]:
     file = read_csv(path, MOST_BYTES, MOST_SAMPLES)
     if tuple(file.header) != SAMPLE_COLUMNS:
         raise UsageError(f"{path} is not a samples file of mtabench; expected the columns {', '.join(SAMPLE_COLUMNS)}")
-    for number, record in enumerate(file.records, start=2):
+    number_of = cache(lambda text: int(fields.count(text)))  # of the same few texts in every cell
+    first = 2
+    for _, lines in groupby(file.records, key=itemgetter(0, 1)):
+        records = list(lines)
         try:
-            fields.count(record[2])
-            fields.positive(record[4])
+            rounds = [number_of(record[2]) for record in records]
+            milliseconds = fields.positives([record[4] for record in records])
         except ValueError:
+            number, record = next(one for one in enumerate(records, start=first) if not _is_sample(one[1]))
             raise UsageError(f"line {number} of {path} is not a sample: {quoted(','.join(record))}") from None
-        yield record
+        yield records, rounds, milliseconds
+        first += len(records)
+
+
+def _is_sample(record: Sequence[str]) -> bool:
+    try:
+        return bool(fields.count(record[2]) and fields.positive(record[4]))
+    except ValueError:
+        return False
 
 
 def _check_times(path: Path, key: str, row: Mapping[str, Any]) -> None:

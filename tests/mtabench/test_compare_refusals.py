@@ -107,7 +107,9 @@ def without_column(content):
         (edit("head.samples.csv", lambda x: x[:-4]), "has 99 samples in 10 rounds"),
         (edit("head.samples.csv", lambda x: x[:900]), "samples in"),
         (edit("head.samples.csv", lambda x: b""), "is not a samples file"),
-        (edit("head.samples.csv", lambda x: x + b"head,cell,1,1,nan\n"), "is not a sample"),
+        (edit("head.samples.csv", lambda x: x + b"head,cell,1,1,nan\n"), "line 302 of head.samples"),
+        (edit("head.samples.csv", lambda x: x + b"head,cell,1,1,1.5\nhead,cell,0,1,1.5\n"), "line 303 of head.samples"),
+        (edit("head.samples.csv", lambda x: x + b'head,cell,1,1,"1,5"\n'), "line 302 of head.samples"),
         (edit("head.samples.csv", lambda x: x + b"head,cell,1\n"), "has 3 fields, and its header 5"),
         (edit("head.samples.csv", lambda x: x.replace(b",1.0", b",3.0").replace(b",0.9", b",2.9")), "has the median"),
         (

@@ -222,6 +222,43 @@ def test_a_reader_that_goes_away_is_no_error(path):
     assert len(done.stdout.splitlines()) == 1
 
 
+def calls(run):
+    """How many functions of Python and C are called meanwhile."""
+    count = 0
+
+    def counted(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(counted)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("show",), ("show", "--json"), ("compare",), ("compare", "--format", "json"), ("compare", "--format", "markdown")],
+    ids=" ".join,
+)
+def test_work_grows_as_the_rows_do(mtabench, tmp_path, words):
+    """Twice as many rows more take twice as much more, by calls and not by time; four times if it is quadratic."""
+    command, *options = words
+    found = []
+    for count in (12, 12, 24, 48):  # the first one imports what it needs
+        files = [tmp_path / f"{name}-{count}.csv" for name in ("base", "head")[: 1 + (command == "compare")]]
+        for seed, file in enumerate(files):
+            if not file.exists():  # of noisy times, which are unclear
+                cells = {case(64 * i): rounds(1.0, 0.3, count=2, seed=seed + 2 * i) for i in range(1, count + 1)}
+                write_run(file, cells, run_id=file.stem)
+        found.append(calls(lambda files=files: mtabench(command, *files, *options)))
+    _, one, two, four = found
+    assert two - one > 0
+    assert four - two < 2.5 * (two - one)
+
+
 def test_numbers_keep_their_digits():
     assert [significant(x, 3, zeros=True) for x in (0.5, 1.0, 12.345, 1234.0, 99.96, 1e-9)] == [
         "0.500", "1.00", "12.3", "1234", "100", "1.00e-09",
