@@ -238,10 +238,6 @@ class Comparing:
     format_: str = output("What to print: table, markdown or json.", "--format", usual="table")
     markdown: File = output("Write the comparison as Markdown.", "--markdown")
     junit: File = output("Write the comparison as JUnit XML.", "--junit")
-    github_action_benchmark: File = output(
-        "Write HEAD's times as customSmallerIsBetter JSON.", "--github-action-benchmark"
-    )
-    bencher: File = output("Write HEAD's times in Bencher's JSON (BMF).", "--bencher")
     rerun_unclear: bool = other(
         "Measure unclear cells again in pairs of both revisions, at most twice.", "--rerun-unclear", usual=False
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -14,7 +13,7 @@ from mtabench.comparing.inference import POWER
 from mtabench.escaping import in_markdown, markdown_table
 from mtabench.measuring.settled import UNSETTLED, mark_of, unsettled_of
 from mtabench.results.cell_names import told_apart
-from mtabench.results.runs import Cell, Run
+from mtabench.results.runs import Cell
 from mtabench.tables import as_columns, fitted, lines, numbered, print_lines, print_prose, width_of
 
 STYLES = {"slower": "bold red", "broken": "bold red", "gone": "bold red", "unclear": "yellow", "faster": "green"}
@@ -207,33 +206,6 @@ def step_summary(comparison: Comparison) -> str:
     if len(whole.encode()) <= MOST_SUMMARY_BYTES:
         return whole
     return whole.encode()[:MOST_SUMMARY_BYTES].decode(errors="ignore").rpartition("\n")[0] + "\n\nCut here.\n"
-
-
-def github_action_benchmark(run: Run) -> str:
-    """The times of a run for benchmark-action/github-action-benchmark, tool `customSmallerIsBetter`."""
-    entries = [
-        {
-            "name": cell.name,
-            "unit": "ms",
-            "value": cell.row["median_ms"],
-            "range": f"{cell.row['ci95_low_ms']:g} to {cell.row['ci95_high_ms']:g}",
-            "extra": cell.row["repro"],
-        }
-        for cell in run.cells.values()
-        if cell.ok
-    ]
-    return json.dumps(entries, indent=2) + "\n"
-
-
-def bencher(run: Run) -> str:
-    """The times of a run in the Bencher Metric Format, whose latency is in nanoseconds."""
-    columns = {"value": "median_ms", "lower_value": "ci95_low_ms", "upper_value": "ci95_high_ms"}
-    metrics = {
-        cell.name: {"latency": {name: round(cell.row[column] * 1e6, 3) for name, column in columns.items()}}
-        for cell in run.cells.values()
-        if cell.ok
-    }
-    return json.dumps(metrics, indent=2) + "\n"
 
 
 def sentence(cell: ComparedCell) -> str:

@@ -22,12 +22,7 @@ from mtabench.results.results_file import samples_paths
 from mtabench.tables import print_prose
 
 FORMATS = ("table", "markdown", "json")
-REPORTS: Mapping[str, Callable[[Comparison], str]] = {
-    "markdown": reports.markdown,
-    "junit": reports.junit,
-    "github_action_benchmark": lambda found: reports.github_action_benchmark(found.head),
-    "bencher": lambda found: reports.bencher(found.head),
-}
+REPORTS: Mapping[str, Callable[[Comparison], str]] = {"markdown": reports.markdown, "junit": reports.junit}
 # What CI reads where two runs cannot be compared, so that it shows more than a report that is missing.
 REFUSALS: Mapping[str, Callable[[str], str]] = {"markdown": reports.refusal_markdown, "junit": reports.refusal_junit}
 
@@ -59,8 +54,7 @@ def refusal_reported(asked: ComparisonOptions) -> Iterator[None]:
         yield
     except NotComparableError as error:
         for name, path in asked.outputs.items():
-            if name in REFUSALS:
-                write_text(path, REFUSALS[name](str(error)))
+            write_text(path, REFUSALS[name](str(error)))
         _tell_github([reports.github_refusal(str(error))], reports.refusal_markdown(str(error)))
         raise
 

@@ -113,8 +113,7 @@ def test_markdown_is_printed_and_written_and_options_of_verdicts_are_refused(mta
     assert (tmp_path / "out.md").read_text() == out
     assert out.count("| fwd eager fp32 batch 1 heads 2 seq") == 3
     before = contents(tmp_path)
-    for option in ("--junit", "--bencher", "--github-action-benchmark"):
-        refused(mtabench(*ACROSS, option, "x"), f"{option} is for verdicts")
+    refused(mtabench(*ACROSS, "--junit", "x"), "--junit is for verdicts")
     refused(mtabench(*ACROSS, "--rerun-unclear"), "--rerun-unclear is for verdicts")
     refused(mtabench(*ACROSS, "--fail-on", "broken,slower,gone"), "--fail-on is for verdicts")
     refused(mtabench(*ACROSS, "--threshold", "3%"), "--threshold is for verdicts")

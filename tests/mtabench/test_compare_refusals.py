@@ -128,7 +128,7 @@ def test_bad_files_are_one_sentence_and_exit_code_2(mtabench, pair, tmp_path, sp
     pair()
     spoil(tmp_path)
     before = contents(tmp_path)
-    code, out, err = mtabench("compare", "base.csv", "head.csv", "--markdown", "out.md", "--bencher", "out.json")
+    code, out, err = mtabench("compare", "base.csv", "head.csv", "--markdown", "out.md", "--junit", "out.xml")
     assert (code, out) == (2, "")
     assert err.startswith("mtabench: ")
     assert sentence in err
@@ -154,8 +154,8 @@ def test_bad_files_are_one_sentence_and_exit_code_2(mtabench, pair, tmp_path, sp
         ("base.csv head.csv --markdown base.csv", "is one of the files that are read"),
         ("base.csv head.csv --junit head.samples.csv", "is one of the files that are read"),
         ("base.csv head.csv --junit out --markdown ./out", "is the file of another option"),
-        ("base.csv head.csv --bencher .", "is a folder"),
-        ("base.csv head.csv --github-action-benchmark base.csv/out", "cannot write"),
+        ("base.csv head.csv --junit .", "is a folder"),
+        ("base.csv head.csv --junit base.csv/out", "cannot write"),
     ],
 )
 def test_bad_options_are_one_sentence_and_exit_code_2(mtabench, pair, tmp_path, words, sentence):
@@ -167,7 +167,7 @@ def test_bad_options_are_one_sentence_and_exit_code_2(mtabench, pair, tmp_path, 
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("option", ["--markdown", "--junit", "--github-action-benchmark", "--bencher"])
+@pytest.mark.parametrize("option", ["--markdown", "--junit"])
 def test_a_file_is_replaced_only_when_asked(mtabench, pair, tmp_path, option):
     pair()
     (tmp_path / "mine").write_text("precious")

@@ -1,6 +1,5 @@
-"""What a comparison writes: the terminal, Markdown, JUnit, GitHub and other tools."""
+"""What a comparison writes: the terminal, Markdown, JUnit and GitHub."""
 
-import json
 import re
 import xml.etree.ElementTree as ElementTree
 from functools import partial
@@ -96,7 +95,7 @@ def reports(mtabench, pair, tmp_path, monkeypatch):
     (tmp_path / "step.md").write_text("before\n")
     odd = "50 % | <b>\x1b[1m & so"
     pair(head={case(64): rounds(1.1, seed=20), case(128): ("error", odd), case(512): rounds(8.0), case(256): None})
-    words = [f"--{kind}={kind}" for kind in ("markdown", "junit", "github-action-benchmark", "bencher")]
+    words = [f"--{kind}={kind}" for kind in ("markdown", "junit")]
     code, out, _ = mtabench("compare", "base.csv", "head.csv", *words)
     assert code == 1
     return out, {word[2:].split("=")[0]: (tmp_path / word.split("=")[1]).read_text() for word in words}
@@ -148,18 +147,6 @@ def test_annotations(reports):
     assert len(lines) == 3
     assert lines[0].startswith("::error title=mtabench%3A broken::fwd eager fp32 batch 1 heads 2 seq 128")
     assert "50 %25 |" in lines[0]
-
-
-def test_exports_for_other_tools(reports):
-    entries = json.loads(reports[1]["github-action-benchmark"])
-    assert [(entry["unit"], set(entry)) for entry in entries] == [
-        ("ms", {"name", "unit", "value", "range", "extra"})
-    ] * 2
-    metrics = json.loads(reports[1]["bencher"])
-    assert list(metrics) == [entry["name"] for entry in entries]
-    latency = metrics[entries[0]["name"]]["latency"]
-    assert latency["lower_value"] <= latency["value"] <= latency["upper_value"]
-    assert latency["value"] == pytest.approx(entries[0]["value"] * 1e6)
 
 
 def test_github_shows_ten_annotations_at_most(mtabench, tmp_path, monkeypatch):
