@@ -144,17 +144,15 @@ def _steps(logs: Floats, noise: float, least: float) -> list[int]:
 
 
 def _doubts(logs: Floats, cuts: list[int], noise: float, least: float) -> list[float]:
-    """How unsure each step is: it passes at 1 or less; above 2, it is smaller than what counts, or was soon undone."""
+    """How unsure each step is: it passes at 1 or less; above 2, it is smaller than what counts, or was soon undone.
+
+    While any is above 2, the others are 0: the weakest step does not depend on them, and their tests take long.
+    """
     bounds = [0, *cuts, len(logs)]
     levels = [logs[a:b] for a, b in pairwise(bounds)]
     sizes = np.diff([np.median(level) for level in levels])
-    runs = np.arange(len(logs))
-    columns = [runs >= cut for cut in cuts]
-    p_values = _p_values(logs, columns, noise)
-    if len(logs) >= FEWEST_FOR_DRIFT + len(cuts):
-        p_values = np.maximum(p_values, _p_values(logs, [runs, *columns], noise, sizes)[1:])
-    doubts = np.minimum(p_values * len(logs) / LEVEL, 2)
-    doubts[np.abs(sizes) < least] = 2 + 1 / np.maximum(np.abs(sizes[np.abs(sizes) < least]), 1e-9)
+    small = np.abs(sizes) < least
+    doubts = np.where(small, 2 + 1 / np.maximum(np.abs(sizes), 1e-9), 0.0)
     for i, cut in enumerate(cuts):
         if cut < FEWEST_RUNS and abs(sizes[i]) < FIRST_REACH * noise:
             doubts[i] = max(doubts[i], 3)
@@ -163,7 +161,14 @@ def _doubts(logs: Floats, cuts: list[int], noise: float, least: float) -> list[f
             reach = REACH * max(noise, short.std()) if len(short) >= FEWEST_RUNS else np.inf
             if min(abs(sizes[i - 1 : i + 1])) < reach:
                 doubts[i - 1 : i + 1] = np.maximum(doubts[i - 1 : i + 1], 3)
-    return doubts.tolist()
+    if doubts.any():
+        return doubts.tolist()
+    runs = np.arange(len(logs))
+    columns = [runs >= cut for cut in cuts]
+    p_values = _p_values(logs, columns, noise)
+    if len(logs) >= FEWEST_FOR_DRIFT + len(cuts):
+        p_values = np.maximum(p_values, _p_values(logs, [runs, *columns], noise, sizes)[1:])
+    return np.minimum(p_values * len(logs) / LEVEL, 2).tolist()
 
 
 def _drift(logs: Floats, start: int, end: int, noise: float, least: float) -> list[Change]:
