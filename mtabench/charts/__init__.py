@@ -90,7 +90,7 @@ def _charts(cells: pd.DataFrame, kinds: Sequence[str], csv_paths: Sequence[str |
     """The charts with their names; raises UsageError for one of `kinds` that these cells cannot give."""
     charts = []
     for name in kinds or KINDS:
-        found = list(_charts_of(cells, name, KINDS[name]))
+        found = list(charts_of(cells, name, KINDS[name]))
         if kinds and not found:
             files = ", ".join(str(path) for path in csv_paths[:3]) + (" and more" if csv_paths[3:] else "")
             raise UsageError(f"{files} cannot give a chart of kind {name}; it needs {KINDS[name].needs}")
@@ -98,7 +98,8 @@ def _charts(cells: pd.DataFrame, kinds: Sequence[str], csv_paths: Sequence[str |
     return charts
 
 
-def _charts_of(cells: pd.DataFrame, name: str, kind: Kind) -> Iterator[tuple[str, Chart]]:
+def charts_of(cells: pd.DataFrame, name: str, kind: Kind) -> Iterator[tuple[str, Chart]]:
+    """The charts of one kind that these cells give, each with its name; raises UsageError if one would be too large."""
     for pass_ in PASSES:
         for suffix, setting in settings(cells[cells["pass"] == pass_], kind.setting):
             chart = kind.chart(setting)

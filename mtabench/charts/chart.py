@@ -72,14 +72,17 @@ def columns_of(cells: pd.DataFrame, panels: int) -> int:
 
 
 def make_figure(chart: Chart, look: Look) -> Figure:
-    """The chart as a figure in the look's theme, whose style sheet must be applied."""
+    """The chart as a figure in the look's theme, whose style sheet must be applied.
+
+    One without a title has neither a caption nor titles of panels: the page around it says them.
+    """
     columns = min(chart.columns, len(chart.panels))
     rows = -(-len(chart.panels) // columns)
     width = max(chart.panel_inches[0] * columns, LEAST_WIDTH)
-    title = balanced(chart.title, width - 2 * MARGIN, TITLE_SIZE)
+    title = balanced(chart.title, width - 2 * MARGIN, TITLE_SIZE) if chart.title else ""
     caption = [filled(parts, " · ", width - 2 * MARGIN, CAPTION_SIZE) for parts in chart.caption]
     lines = title.count("\n") + 1, "\n".join(caption).count("\n") + 1
-    height = chart.panel_inches[1] * rows + 0.4 + 0.2 * lines[0] + 0.15 * lines[1]
+    height = chart.panel_inches[1] * rows + (0.4 + 0.2 * lines[0] + 0.15 * lines[1] if title else 0.0)
     figure = Figure(figsize=(width, height), layout="constrained")
     shared = chart.shared_axes
     finishes = []
@@ -90,19 +93,18 @@ def make_figure(chart: Chart, look: Look) -> Figure:
             continue
         panel = chart.panels[index]
         finishes.append(chart.draw_panel(axes, panel, look))
-        axes.set_title(
-            filled(panel.title.split(" "), " ", chart.panel_inches[0] - 0.6, PANEL_TITLE_SIZE),
-            loc="left",
-            fontsize=PANEL_TITLE_SIZE,
-        )
+        if title:
+            words = filled(panel.title.split(" "), " ", chart.panel_inches[0] - 0.6, PANEL_TITLE_SIZE)
+            axes.set_title(words, loc="left", fontsize=PANEL_TITLE_SIZE)
         if index + columns >= len(chart.panels):
             axes.set_xlabel(chart.x_label)
             axes.tick_params(labelbottom=True)
         if index % columns == 0:
             axes.set_ylabel(chart.y_label)
     texts: dict[str, Any] = {"x": MARGIN / width, "ha": "left"}
-    figure.suptitle(title, fontsize=TITLE_SIZE, fontweight="bold", **texts)
-    figure.supxlabel("\n".join(caption), fontsize=CAPTION_SIZE, color=look.theme.quiet, linespacing=1.5, **texts)
+    if title:
+        figure.suptitle(title, fontsize=TITLE_SIZE, fontweight="bold", **texts)
+        figure.supxlabel("\n".join(caption), fontsize=CAPTION_SIZE, color=look.theme.quiet, linespacing=1.5, **texts)
     figure.draw_without_rendering()
     figure.set_layout_engine(None)  # the places stand; to find them again for each format takes most of the time
     for finish in filter(None, finishes):

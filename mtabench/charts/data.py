@@ -28,22 +28,27 @@ SLUG_LENGTH = 40
 def read_cells(csv_paths: Iterable[str | Path]) -> pd.DataFrame:
     """The cells of all files in one frame, as `read_results` gives them; a row that several files have counts once.
 
-    `folder` is where its file lies. A measure of 0, which no logarithmic axis holds, is NaN, and a cell that is `ok`
-    and has no time has the status `no time`. `unsettled` says whether its time did not settle. Raises UsageError where
-    `read_results` does, if there is no file, for a cell of one device with different rows, or for more implementations
-    than charts can tell apart.
+    `folder` is where its file lies, and `row` its place there. A measure of 0, which no logarithmic axis holds, is NaN,
+    and a cell that is `ok` and has no time has the status `no time`. `unsettled` says whether its time did not settle,
+    and `half` is half the 95 % interval of its logarithm, about half the interval as a part of it; 0 if unknown.
+
+    Raises UsageError where `read_results` does, if there is no file, for a cell of one device with different rows, or
+    for more implementations than charts can tell apart.
     """
     paths = list(map(Path, csv_paths))
     frames = [read_results(path).assign(file=number, folder=str(path.parent)) for number, path in enumerate(paths)]
     if not frames:
         raise UsageError("no results file was given; expected at least one CSV file")
-    frame = pd.concat(frames, ignore_index=True)
+    frame = pd.concat(frames)
+    frame = frame.assign(row=frame.index).reset_index(drop=True)
     cells = frame.drop_duplicates(COLUMNS).reset_index(drop=True)
     _refuse_two_rows(cells, paths)
     cells[list(MEASURES)] = cells[list(MEASURES)].where(cells[list(MEASURES)] > 0)
     cells.loc[(cells["status"] == "ok") & cells["median_ms"].isna(), "status"] = "no time"
     records: list[Any] = cells[list(MEASURES)].to_dict("records")
     cells["unsettled"] = [settled(row) is False for row in records]
+    halves = np.log(cells["ci95_high_ms"] / cells["ci95_low_ms"]) / 2
+    cells["half"] = halves.where(cells["samples"] != 1).fillna(0.0)
     count = cells["impl"].nunique()
     if count > MOST_IMPLEMENTATIONS:
         raise UsageError(
@@ -153,11 +158,19 @@ def one_line_each(cells: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts).sort_index()
 
 
-def unsettled_ratios(cells: pd.DataFrame, baselines: pd.DataFrame, on: Sequence[str]) -> np.ndarray:
-    """Whether the ratio of each cell to the baseline with the same values in `on` lacks a time that settled."""
-    loose = set(baselines.loc[baselines["unsettled"], list(on)].fillna(0).itertuples(index=False, name=None))
-    keys = cells[list(on)].fillna(0).itertuples(index=False, name=None)
-    return cells["unsettled"].to_numpy(bool) | np.array([key in loose for key in keys], dtype=bool)
+def beside(cells: pd.DataFrame, baselines: pd.DataFrame, on: Sequence[str]) -> pd.DataFrame:
+    """For each of the cells the baseline with the same values in `on`, in their order.
+
+    `ms` is its median, NaN if it has none; `half` is that of the ratio of the two times, and `unsettled` says whether
+    either did not settle.
+    """
+    names = {"median_ms": "ms", "half": "its_half", "unsettled": "its_unsettled"}
+    theirs = baselines.loc[baselines["status"] == "ok", [*on, *names]].rename(columns=names)
+    theirs = theirs.assign(**theirs[list(on)].fillna(0)).drop_duplicates(list(on))
+    mine = cells[[*on, "half", "unsettled"]].fillna(dict.fromkeys(on, 0))
+    both = mine.merge(theirs, on=list(on), how="left").set_axis(cells.index)
+    unsettled = both["unsettled"] | both["its_unsettled"].eq(True)
+    return both.assign(half=np.hypot(both["half"], both["its_half"].fillna(0)), unsettled=unsettled)
 
 
 def rivals(cells: pd.DataFrame) -> pd.DataFrame:

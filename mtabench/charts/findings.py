@@ -51,12 +51,13 @@ def plain(impl: str, cells: pd.DataFrame) -> str:
 
 
 def paired(cells: pd.DataFrame, own: str, other: str, column: str = "median_ms") -> pd.DataFrame:
-    """The shapes at which both have a value, with `ratio`: the other's over one's own."""
+    """The shapes at which both have a value, with `ratio`: the other's over one's own, and of times its `half`."""
     valid = cells[(cells["status"] == "ok") & cells[column].notna()]
     mine, theirs = valid[valid["impl"] == own], valid[valid["impl"] == other]
     on = SHAPE if (theirs["op"] == "attention").any() else [*SHAPE, *OPERATION]
-    both = mine.merge(theirs[[*on, column]].drop_duplicates(on), on=on, suffixes=("", "_other"))
-    return both.assign(ratio=both[f"{column}_other"] / both[column])
+    both = mine.merge(theirs[[*on, column, "half"]].drop_duplicates(on), on=on, suffixes=("", "_other"))
+    half = np.hypot(both["half"], both["half_other"]) if column == "median_ms" else 0.0
+    return both.assign(ratio=both[f"{column}_other"] / both[column], half=half)
 
 
 def longest(pairs: pd.DataFrame) -> pd.DataFrame:
@@ -67,6 +68,11 @@ def longest(pairs: pd.DataFrame) -> pd.DataFrame:
 def mean(pairs: pd.DataFrame) -> float:
     """The geometric mean of the ratios."""
     return float(np.exp(np.log(pairs["ratio"]).mean()))
+
+
+def mean_half(pairs: pd.DataFrame) -> float:
+    """Half the interval of that mean as a part of it."""
+    return float(np.sqrt((pairs["half"] ** 2).sum()) / len(pairs))
 
 
 def where(shapes: pd.DataFrame, cells: pd.DataFrame, aside: str = "geometric mean") -> str:
@@ -90,31 +96,35 @@ def _problem(shape: pd.DataFrame, cells: pd.DataFrame) -> str:
     return words + (f", {steps(*operation)}" if len(own[OPERATION].drop_duplicates()) > 1 else "")
 
 
-def about_one(ratio: float) -> bool:
-    """Whether a ratio reads as 1."""
-    return abs(ratio - 1) < 0.005
+def about_one(ratio: float, half: float = 0.0) -> bool:
+    """Whether a ratio reads as 1, or its interval holds 1."""
+    return abs(ratio - 1) < 0.005 or abs(np.log(ratio)) <= half
 
 
-def speed(ratio: float, other: str) -> str:
-    """`is 3.2 times as fast as other`, or how much longer it takes; `ratio` is the other's time over one's own."""
-    if about_one(ratio):
+def speed(ratio: float, other: str, half: float = 0.0) -> str:
+    """`is 3.2 times as fast as other`, or how much longer it takes, with the digits that the interval leaves.
+
+    `ratio` is the other's time over one's own, and `half` is half its interval as a part of it.
+    """
+    if about_one(ratio, half):
         return f"is as fast as {other}"
     if ratio > 1:
-        return f"is {factor(ratio)}{TIMES} as fast as {other}"
-    return f"takes {factor(1 / ratio)}{TIMES} as long as {other}"
+        return f"is {factor(ratio, half)}{TIMES} as fast as {other}"
+    return f"takes {factor(1 / ratio, half)}{TIMES} as long as {other}"
 
 
 def speed_range(pairs: pd.DataFrame, other: str) -> str:
     """From the least to the greatest ratio of all shapes, and their geometric mean."""
     if len(pairs) == 1:
-        return speed(mean(pairs), other)
-    if speed(float(pairs["ratio"].min()), other) == speed(float(pairs["ratio"].max()), other):
-        return f"{speed(mean(pairs), other)} in all of {len(pairs)} shapes"
-    slower = mean(pairs) < 1 and not about_one(mean(pairs))
+        return speed(mean(pairs), other, mean_half(pairs))
+    ends = pairs.loc[[pairs["ratio"].idxmin(), pairs["ratio"].idxmax()], ["ratio", "half"]].to_numpy()
+    if len({speed(ratio, other, half) for ratio, half in ends}) == 1:
+        return f"{speed(mean(pairs), other, mean_half(pairs))} in all of {len(pairs)} shapes"
+    slower = mean(pairs) < 1 and not about_one(mean(pairs), mean_half(pairs))
     ratios = 1 / pairs["ratio"] if slower else pairs["ratio"]
-    ends = span(ratios, lambda ratio: f"{factor(ratio)}{TIMES}")
-    average = factor(1 / mean(pairs) if slower else mean(pairs))
-    words = f"takes {ends} as long as" if slower else f"is {ends} as fast as"
+    range_ = span(ratios, pairs["half"], lambda ratio, half: f"{factor(ratio, half)}{TIMES}")
+    average = factor(1 / mean(pairs) if slower else mean(pairs), mean_half(pairs))
+    words = f"takes {range_} as long as" if slower else f"is {range_} as fast as"
     return f"{words} {other}, {average}{TIMES} in the geometric mean of {len(pairs)} shapes"
 
 
@@ -126,11 +136,11 @@ def time_finding(cells: pd.DataFrame) -> str:
     clauses = []
     shapes = longest(paired(cells, own, base if base != other else ""))  # of models, the plain one is both
     if len(shapes):
-        clauses.append(speed(mean(shapes), shortened(base)))
+        clauses.append(speed(mean(shapes), shortened(base), mean_half(shapes)))
     to_plain = paired(cells, own, other)
     to_plain = to_plain[to_plain["seq"] == shapes["seq"].iloc[0]] if len(shapes) else longest(to_plain)
     if len(to_plain) and (shapes.empty or _keys(to_plain) == _keys(shapes)):
-        clauses.append(speed(mean(to_plain), plain(other, cells)))
+        clauses.append(speed(mean(to_plain), plain(other, cells), mean_half(to_plain)))
         shapes = to_plain
     if not clauses:
         return ""

@@ -14,7 +14,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize, TwoSlopeNorm
 from matplotlib.patches import Rectangle
 
 from mtabench.charts.chart import Chart, titled
-from mtabench.charts.data import baseline_name, one_line_each, rivals, unsettled_ratios
+from mtabench.charts.data import baseline_name, one_line_each, rivals
 from mtabench.charts.findings import called, place, speed, speed_range, subject, yardstick
 from mtabench.charts.kinds.speedup import rated
 from mtabench.charts.panels import check_panels, word_of
@@ -22,7 +22,7 @@ from mtabench.charts.style import Look
 from mtabench.charts.text import TIMES, caption, factor, fitted, inches, length_label, shortened, steps, unsettled_note
 from mtabench.measuring.settled import UNSETTLED
 from mtabench.problem.axes import short
-from mtabench.problem.operations import OPERATION_COLUMNS, PLAIN
+from mtabench.problem.operations import OPERATION_COLUMNS
 
 CELL_INCHES = (0.62, 0.38)
 LABELS_INCHES = (0.9, 0.8)  # beside the cells at least, and above and below
@@ -54,10 +54,6 @@ def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
     """A map an implementation other than the baseline; `down` are the columns of the axis that goes down it."""
     cells = one_line_each(cells).fillna(dict.fromkeys(OPERATION_COLUMNS, 0))
     baseline, timed = baseline_name(cells), rated(cells)
-    base = cells[cells["impl"] == baseline]
-    operation = () if (base["op"] == PLAIN).all() else OPERATION_COLUMNS  # of models, one plain for all attentions
-    marks = unsettled_ratios(cells, base, ("batch", "seq", "head_dim", *operation))
-    cells = cells.assign(loose_ratio=marks)
     if len(timed[[*down]].drop_duplicates()) < 2:
         return None
     compared = rivals(cells)
@@ -66,7 +62,8 @@ def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
     check_panels(groups.ngroups)
     seqs = tuple(sorted(int(seq) for seq in set(compared["seq"])))
     maps = [
-        _map(f"{shortened(str(label))}, {_words(values)}", down, seqs, group) for (*values, _, label), group in groups
+        _map(f"{shortened(str(label))}, {_words(values)}", down, seqs, group, timed)
+        for (*values, _, label), group in groups
     ]
 
     labels = max(LABELS_INCHES[0], *(0.5 + inches(row, LABEL_SIZE) for one in maps for row in one.rows))
@@ -91,19 +88,19 @@ def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
     )
 
 
-def _map(title: str, down: tuple[str, ...], seqs: tuple[int, ...], cells: pd.DataFrame) -> HeatMap:
+def _map(title: str, down: tuple[str, ...], seqs: tuple[int, ...], cells: pd.DataFrame, timed: pd.DataFrame) -> HeatMap:
     keys = sorted(set(cells[[*down]].itertuples(index=False, name=None)))
     ratios = np.full((len(keys), len(seqs)), np.nan)
     numbers, words = {}, {}
-    for cell in cells.to_dict("records"):
+    for index, cell in cells.iterrows():
         at = keys.index(tuple(cell[name] for name in down)), seqs.index(int(cell["seq"]))
-        if cell["status"] != "ok":
-            words[at] = word_of(cell["status"])
-        elif np.isnan(cell["speedup"]):
-            words[at] = "no baseline"
+        if index in timed.index:
+            ratio = timed.loc[index]
+            ratios[at] = ratio["ratio"]
+            mark = UNSETTLED if ratio["unsettled"] else ""
+            numbers[at] = f"{mark}{factor(ratio['ratio'], ratio['half'])}{TIMES}"
         else:
-            ratios[at] = cell["speedup"]
-            numbers[at] = f"{UNSETTLED if cell['loose_ratio'] else ''}{factor(cell['speedup'])}{TIMES}"
+            words[at] = "no baseline" if cell["status"] == "ok" else word_of(cell["status"])
     return HeatMap(title, tuple(_row(key) for key in keys), seqs, ratios, numbers, words)
 
 
@@ -155,6 +152,9 @@ def _finding(cells: pd.DataFrame, timed: pd.DataFrame) -> str:
     if len(most) > 1:
         return f"{name} {speed_range(mine, baseline)}"
     least = mine[mine["ratio"] == mine["ratio"].min()]
-    high, low = float(most["ratio"].iloc[0]), float(least["ratio"].iloc[0])
-    least_words = speed(low, baseline) if low < 1 <= high else f"{factor(low if low >= 1 else 1 / low)}{TIMES}"
-    return f"{name} {speed(high, baseline)} at {place(most, cells)}, and {least_words} at {place(least, cells)}"
+    (high, high_half), (low, low_half) = (one[["ratio", "half"]].iloc[0] for one in (most, least))
+    bare = f"{factor(low if low >= 1 else 1 / low, low_half)}{TIMES}"
+    least_words = speed(low, baseline, low_half) if low < 1 <= high else bare
+    return (
+        f"{name} {speed(high, baseline, high_half)} at {place(most, cells)}, and {least_words} at {place(least, cells)}"
+    )

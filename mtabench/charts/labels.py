@@ -25,10 +25,14 @@ STEP = 0.03  # inches between the places of a line that a name must not cover
 
 @dataclass(frozen=True)
 class Named:
-    """A line of a panel as it is drawn: whose colour it has, its name, and its points in data and in inches upwards."""
+    """A line of a panel as it is drawn: whose colour it has, its name, and its points in data and in inches upwards.
+
+    `gid` is the name of its parts in an SVG file, None for names of matplotlib's own.
+    """
 
     impl: str
     name: str
+    gid: str | None
     x: np.ndarray
     y: np.ndarray
     raised: float = 0.0
@@ -140,7 +144,7 @@ def _write(axes: Axes, line: Named, look: Look, end: tuple[float, float], at: tu
     at = at[0] + GAP, at[1]
     places: dict[str, Any] = {"transform": axes.transAxes, "va": "center_baseline"}
     share = at[0] / width, at[1] / height
-    axes.text(*share, _fitted(line.name), fontsize=SIZE, color=look.text(line.impl), **places)
+    axes.text(*share, _fitted(line.name), fontsize=SIZE, color=look.text(line.impl), gid=line.gid, **places)
     if at[0] - end[0] > NEAR * width or abs(end[1] - at[1]) > 0.3 * ROW_INCHES:
         style: dict[str, Any] = {
             "color": look.colour(line.impl),
@@ -150,7 +154,9 @@ def _write(axes: Axes, line: Named, look: Look, end: tuple[float, float], at: tu
             "shrinkB": 3,
         }
         style["linestyle"] = (0, (1, 3)) if end[0] < (1 - NEAR) * width else "-"  # no part of a line that ends inside
-        axes.annotate(
+        leader = axes.annotate(
             "", (end[0] / width, end[1] / height), share, xycoords="axes fraction", annotation_clip=False,
             arrowprops={"arrowstyle": "-", **style},
         )  # fmt: skip
+        if leader.arrow_patch:
+            leader.arrow_patch.set_gid(line.gid)

@@ -107,7 +107,10 @@ def naming(
 ) -> Callable[[], None]:
     """Keep room for the names that all panels have, and return what writes those of `lines`."""
     room = reserve_room(axes, labels)
-    named = [Named(line.impl, line.label, line.x, line.y, (raised or {}).get(line.label, 0.0)) for line in lines]
+    named = [
+        Named(line.impl, line.label, look.gid(line.rows), line.x, line.y, (raised or {}).get(line.label, 0.0))
+        for line in lines
+    ]
 
     def finish() -> None:
         room.remove()
@@ -213,11 +216,13 @@ def _draw_line(axes: Axes, line: Line, places: set[float], look: Look, raised: f
     figure = axes.get_figure(root=True)
     assert figure is not None
     place: dict[str, Any] = {"transform": axes.transData + ScaledTranslation(0, raised, figure.dpi_scale_trans)}
-    path = broken(line, line.x, places)
-    axes.fill_between(path.x, path.low, path.high, color=colour, alpha=0.2, linewidth=0, **place)
-    axes.vlines(line.x, line.low, line.high, color=colour, linewidth=0.8, **place)
-    axes.plot(path.x, path.y, label=line.label, **look.line(line.impl), **place)
+    path, gid = broken(line, line.x, places), look.gid(line.rows)
+    axes.fill_between(path.x, path.low, path.high, color=colour, alpha=0.2, linewidth=0, gid=gid, **place)
+    axes.vlines(line.x, line.low, line.high, color=colour, linewidth=0.8, gid=gid, **place)
+    gid = look.gid(line.rows[np.isfinite(line.y)], "points")
+    axes.plot(path.x, path.y, label=line.label, gid=gid, **look.line(line.impl), **place)
     if line.hollow.any():
-        axes.plot(line.x[line.hollow], line.y[line.hollow], **look.hollow(line.impl), **place)
+        gid = look.gid(line.rows[line.hollow], "points")
+        axes.plot(line.x[line.hollow], line.y[line.hollow], gid=gid, **look.hollow(line.impl), **place)
     if line.auto:
         axes.plot(*line.auto, color=colour, markeredgecolor=look.theme.ink, zorder=3, **AUTO)

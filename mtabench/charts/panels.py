@@ -9,6 +9,7 @@ from itertools import groupby, pairwise
 import numpy as np
 import pandas as pd
 
+from mtabench.charts.data import beside
 from mtabench.charts.text import problem, shortened
 from mtabench.errors import UsageError
 from mtabench.problem.operations import NONE, OPERATION_COLUMNS, by_value
@@ -16,32 +17,31 @@ from mtabench.problem.operations import NONE, OPERATION_COLUMNS, by_value
 STATUS_WORDS = {"oom": "out of memory"}
 MOST_PANELS = 60
 
-Band = tuple[np.ndarray, np.ndarray, np.ndarray]
-# From the cells of one line and of its panel: the values, and the lower and upper end of their bands.
-Values = Callable[[pd.DataFrame, pd.DataFrame], Band]
-# From the same: which values rest on a time that did not settle.
-Unsettled = Callable[[pd.DataFrame, pd.DataFrame], np.ndarray]
+# Values, the ends of their intervals, and which of them rest on a time that did not settle.
+Band = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
+Values = Callable[[pd.DataFrame, pd.DataFrame], Band]  # from the cells of one line, and of its panel
 
 
 @dataclass(frozen=True)
 class Line:
     """One implementation in one panel: `y` from `low` to `high` at places `x`, NaN where failed or unknown.
 
-    `seqs` are the sequence lengths at these places. `unsettled` says which values rest on a time that did not settle;
-    None where they are no times. Against splits: one sequence length, with the splits and the time of `auto` if they
-    are known.
+    `seqs` are the sequence lengths at these places, and `rows` where the cells stand in their file. `unsettled` says
+    which values rest on a time that did not settle; None where they are no times. Against splits: one sequence length,
+    with the splits and the time of `auto` if they are known.
     """
 
     impl: str
     label: str
     yardstick: bool
+    rows: np.ndarray
     seqs: np.ndarray
     x: np.ndarray
     y: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    auto: tuple[float, float] | None = None
     unsettled: np.ndarray | None = None
+    auto: tuple[float, float] | None = None
 
     @property
     def hollow(self) -> np.ndarray:
@@ -109,7 +109,7 @@ def check_panels(count: int) -> None:
         )
 
 
-def panels(cells: pd.DataFrame, values: Values, unsettled: Unsettled | None = None, across: str = "seq") -> list[Panel]:
+def panels(cells: pd.DataFrame, values: Values, across: str = "seq") -> list[Panel]:
     """One panel a problem, with a line an implementation (`cells` as `one_line_each` gives them).
 
     `across` is the column of the x axis.
@@ -124,10 +124,8 @@ def panels(cells: pd.DataFrame, values: Values, unsettled: Unsettled | None = No
             failures += failures_of(str(impl), str(label), group, group["seq"])
             if (group["status"] == "ok").any():
                 yardstick = beside_conv and bool((group["op"] == "attention").all())
-                band = values(group, mine)
-                marks = unsettled(group, mine) if unsettled else None
-                seqs, x = group["seq"].to_numpy(), group[across].to_numpy(float)
-                lines.append(Line(str(impl), str(label), yardstick, seqs, x, *band, unsettled=marks))
+                places = group["row"].to_numpy(), group["seq"].to_numpy(), group[across].to_numpy(float)
+                lines.append(Line(str(impl), str(label), yardstick, *places, *values(group, mine)))
         shown.append(Panel(title, tuple(lines), tuple(failures)))
     return shown
 
@@ -158,23 +156,33 @@ def _same(one: Line, other: Line, near: float) -> bool:
 
 
 def times(cells: pd.DataFrame) -> Band:
-    """Median, 10th and 90th percentile in ms, NaN where a cell failed."""
-    valid = cells["status"] == "ok"
-    median, p10, p90 = (cells[name].where(valid).to_numpy(float) for name in ("median_ms", "p10_ms", "p90_ms"))
-    return median, p10, p90
+    """Medians in ms with their 95 % intervals, NaN where a cell failed."""
+    timed = cells.where(cells["status"] == "ok")
+    median = timed["median_ms"]
+    low, high = (timed[name].fillna(median).to_numpy(float) for name in ("ci95_low_ms", "ci95_high_ms"))
+    return median.to_numpy(float), low, high, cells["unsettled"].to_numpy(bool)
 
 
-def unsettled_times(cells: pd.DataFrame, _: pd.DataFrame | None = None) -> np.ndarray:
-    """Which cells' own times did not settle."""
-    return cells["unsettled"].to_numpy(bool)
+def over(
+    cells: pd.DataFrame, base: pd.DataFrame, ratio: Callable[[pd.Series, pd.Series], pd.Series], on: Sequence[str]
+) -> Band:
+    """Ratios to the times of `base` with the same values in `on`, with 95 % intervals of the ratios.
+
+    `ratio` takes the medians of the cells and of the base. The two times are independent: half the interval of the
+    ratio's logarithm is the root of the sum of their halves' squares.
+    """
+    theirs = beside(cells, base, on)
+    y = ratio(cells["median_ms"], theirs["ms"]).where(cells["status"] == "ok").to_numpy(float)
+    reach = np.exp(theirs["half"].to_numpy(float))
+    return y, y / reach, y * reach, theirs["unsettled"].to_numpy(bool)
 
 
-def column(name: str) -> Values:
-    """The values of a column as they are, without bands."""
+def column(name: str, *, of_time: bool = False) -> Values:
+    """The values of a column as they are, without bands; those `of_time` are marked where the time did not settle."""
 
     def values(group: pd.DataFrame, _: pd.DataFrame) -> Band:
         y = group[name].where(group["status"] == "ok").to_numpy(float)
-        return y, y, y
+        return y, y, y, group["unsettled"].to_numpy(bool) if of_time else None
 
     return values
 

@@ -1,9 +1,14 @@
-"""How charts look: a theme for light pages and one for dark ones, and the implementations in both."""
+"""How charts look: a theme for light pages, one for dark ones, and one for our HTML pages, which are either.
+
+Matplotlib takes no CSS. So a chart for an HTML page is drawn in numbered colours, and `in_css` puts pairs for them.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib import style
@@ -31,6 +36,25 @@ class Theme:
 LIGHT = Theme("light", **{name: colour.light for name, colour in CHART.items()})
 DARK = Theme("dark", **{name: colour.dark for name, colour in CHART.items()})
 THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
+_PAIRS: list[tuple[str, str]] = []  # the light and the dark colour of each number
+
+
+def _numbered(light: str, dark: str) -> str:
+    if (light, dark) not in _PAIRS:
+        _PAIRS.append((light, dark))
+    return f"#00{_PAIRS.index((light, dark)) + 1:04x}"  # not 0: matplotlib leaves black fills out
+
+
+def in_css(svg: str) -> str:
+    """The text of an SVG picture of the theme HTML with a CSS colour for light and dark in place of each number."""
+
+    def pair(match: re.Match[str]) -> str:
+        return f"light-dark({', '.join(_PAIRS[int(match[1], 16) - 1])})"
+
+    return re.sub(r"#00([0-9a-f]{4})\b", pair, svg)
+
+
+HTML = Theme("html", **{name: _numbered(*colour) for name, colour in CHART.items()})
 
 
 @dataclass(frozen=True)
@@ -43,11 +67,22 @@ class Look:
     def colour(self, impl: str) -> str:
         """The implementation's colour on this theme's page."""
         own = self.styles[impl]
+        if self.theme is HTML:
+            return _numbered(own.colour, own.dark_colour)
         return own.dark_colour if self.theme is DARK else own.colour
 
     def text(self, impl: str) -> str:
         """The same for its name."""
+        if self.theme is HTML:
+            return _numbered(*(replace(self, theme=theme).text(impl) for theme in (LIGHT, DARK)))
         return readable(self.colour(impl), self.theme.paper, self.theme.ink)
+
+    def gid(self, rows: Iterable[int], kind: str = "rows") -> str | None:
+        """The name in an SVG picture of what shows these rows of a results file, or of their "points".
+
+        None but for HTML.
+        """
+        return f"{kind} {' '.join(map(str, rows))}" if self.theme is HTML else None
 
     def line(self, impl: str) -> dict[str, Any]:
         """What matplotlib needs to draw the implementation's line."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from math import floor, log10
 from typing import Any
 
 import pandas as pd
@@ -81,32 +82,51 @@ def balanced(title: str, width: float, size: float) -> str:
     return best
 
 
-def percent(share: float) -> str:
-    """A share in percent; the sign stays on the line of its number."""
-    value = share * 100
+def digits_kept(value: float, half: float, least: int) -> int:
+    """How many digits after the point tell something: at most `least`, and fewer if a number's interval is wide.
+
+    `half` is half the interval as a part of the value, 0 if unknown. The last digit's place is at most twice that, so
+    that another one would be chance: 7.02 within 21 % is 7. The first digit stays.
+    """
+    if not half or not value:
+        return least
+    return min(least, max(-floor(log10(2 * half * abs(value))), -floor(log10(abs(value)))))
+
+
+def percent(share: float, half: float = 0.0) -> str:
+    """A share in percent, with the digits that its interval leaves; the sign stays on the line of its number."""
+    value = round(share * 100, digits_kept(share * 100, half, 6))
     return f"{number(round(value)) if value >= 9.5 else f'{value:.2g}'}\N{NO-BREAK SPACE}%"
 
 
-def factor(value: float) -> str:
-    """A factor with as many digits as tell something: 0.031, 1.04, 3.2, 142."""
+def factor(value: float, half: float = 0.0) -> str:
+    """A factor with as many digits as tell something: 0.031, 1.04, 3.2, 142; fewer where its interval is wide."""
     if value < 0.095 or value >= 1e7:
         return f"{value:.2g}"
-    return f"{value:.2f}" if value < 1.995 else f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
+    digits = digits_kept(value, half, 2 if value < 1.995 else 1 if value < 9.95 else 0)
+    return f"{round(value, digits):,.{max(digits, 0)}f}"
 
 
-def number(value: float) -> str:
-    """A number with at least three digits that count, and in the form 1e+08 only where nobody can read it otherwise."""
+def number(value: float, half: float = 0.0) -> str:
+    """A number with at least three digits that count, or as many as its interval leaves.
+
+    It has the form 1e+08 only where nobody can read it otherwise.
+    """
+    value = round(value, digits_kept(value, half, 300))
     return f"{value:,.0f}" if 999.5 <= value < 1e7 else f"{value:.3g}"
 
 
-def milliseconds(value: float) -> str:
+def milliseconds(value: float, half: float = 0.0) -> str:
     """A time for people."""
-    return f"{number(value)} ms"
+    return f"{number(value, half)} ms"
 
 
-def span(values: pd.Series, words: Callable[[float], str]) -> str:
-    """The least and the greatest value in words, or one where they read the same."""
-    least, greatest = words(values.min()), words(values.max())
+def span(values: pd.Series, halves: pd.Series, words: Callable[[float, float], str]) -> str:
+    """The least and the greatest value in words, or one where they read the same.
+
+    `words` takes a value and half its interval as a part of it.
+    """
+    least, greatest = (words(values[place], halves[place]) for place in (values.idxmin(), values.idxmax()))
     return least if least == greatest else f"{least} to {greatest}"
 
 

@@ -10,7 +10,7 @@ from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import one_line_each
 from mtabench.charts.findings import reach, where
 from mtabench.charts.lines import YAxis, line_chart
-from mtabench.charts.panels import Band, has_values, panels, times, unsettled_times
+from mtabench.charts.panels import Band, has_values, panels, times
 from mtabench.charts.style import Look
 from mtabench.charts.text import number, percent, span
 
@@ -21,7 +21,7 @@ def chart(cells: pd.DataFrame) -> Chart | None:
     if decode.empty:
         return None
     cells = one_line_each(decode)
-    shown = panels(cells, _values, unsettled_times)
+    shown = panels(cells, _values)
     if not has_values(shown):
         return None
     ceilings = known_ceilings(cells)
@@ -36,26 +36,26 @@ def chart(cells: pd.DataFrame) -> Chart | None:
         axes.annotate(words, (0.02, limit), xytext=(0, 3), fontsize=7, **at)
 
     y_axis = YAxis("cache read (GB/s)", linear=True, holds=(limit,) if limit else (), nothing="no cell has a rate")
-    how = "bytes of the K and V cache over median time, with bands from the 10th to the 90th percentile"
+    how = "bytes of the K and V cache over median time, with bands of the 95 % intervals"
     title = titled(cells, _finding(cells, limit, kind), "bandwidth against cache length")
     return line_chart(cells, shown, title, y_axis, how, [ceilings.note], over=draw_limit)
 
 
 def _values(group: pd.DataFrame, _: pd.DataFrame) -> Band:
-    median, p10, p90 = times(group)
+    median, low, high, unsettled = times(group)
     y = group["gbytes_s"].where(group["status"] == "ok").to_numpy(float)
-    return y, y * median / p90, y * median / p10
+    return y, y * median / high, y * median / low, unsettled
 
 
 def _finding(cells: pd.DataFrame, limit: float | None, kind: str) -> str:
     found = reach(cells, "gbytes_s")
     if not found:
         return ""
-    shapes, rates = found.shapes, found.shapes["gbytes_s"]
-    words = f"{found.name} reads the cache at {span(rates, number)} GB/s {where(shapes, cells, '')}"
+    shapes, rates, halves = found.shapes, found.shapes["gbytes_s"], found.shapes["half"]
+    words = f"{found.name} reads the cache at {span(rates, halves, number)} GB/s {where(shapes, cells, '')}"
     if limit is None:
         return words
-    return f"{words}, {span(rates / limit, percent)} of the {kind}"
+    return f"{words}, {span(rates / limit, halves, percent)} of the {kind}"
 
 
 KIND = Kind("decode cells with gbytes_s", chart, place=6)

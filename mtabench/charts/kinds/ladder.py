@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, hypot, log
 from typing import Any
 
 import pandas as pd
@@ -36,12 +36,13 @@ SHAPE = ["seq", "batch", "head_dim"]
 class Ladder:
     """Implementations at one shape from the slowest to the fastest; `unsettled` says whose time did not settle.
 
-    `failed` are the others, each with the reason.
+    `halves` are half the intervals of the times as parts of them. `failed` are the others, each with the reason.
     """
 
     title: str
     names: tuple[str, ...]
     ms: tuple[float, ...]
+    halves: tuple[float, ...]
     unsettled: tuple[bool, ...]
     failed: tuple[tuple[str, str], ...]
 
@@ -93,6 +94,7 @@ def _ladder(cells: pd.DataFrame) -> Ladder:
         f"{tokens(cells, first['seq'])}, head dim {first['head_dim']:g}",
         tuple(rungs["impl"]),
         tuple(rungs["median_ms"]),
+        tuple(rungs["half"]),
         tuple(rungs["unsettled"]),
         tuple(zip(failed["impl"], words, strict=True)),
     )
@@ -128,19 +130,20 @@ def _draw(axes: Axes, ladder: Ladder, look: Look) -> None:
         colour = look.colour(name)
         face = look.theme.paper if unsettled else colour
         axes.plot([ms], [row], color=colour, marker=look.styles[name].marker, markersize=7, markerfacecolor=face)
-        time = (UNSETTLED if unsettled else "") + milliseconds(ms)
+        time = (UNSETTLED if unsettled else "") + milliseconds(ms, ladder.halves[row])
         box = {"facecolor": look.theme.paper, "edgecolor": "none", "pad": 0.5}  # over the grid
         at: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": LABEL_SIZE, "bbox": box}
         axes.annotate(time, (ms, row), (8, 0), **at)
         if row:
-            step = f"\N{DOWNWARDS ARROW} {factor(ladder.ms[row - 1] / ms)}{TIMES}"
+            half = hypot(*ladder.halves[row - 1 : row + 1])
+            step = f"\N{DOWNWARDS ARROW} {factor(ladder.ms[row - 1] / ms, half)}{TIMES}"
             axes.text(1.02, row - 0.5, step, fontsize=LABEL_SIZE, **beside)
 
 
 def _finding(ladder: Ladder) -> str:
-    ratio = ladder.ms[0] / ladder.ms[-1]
+    ratio, half = ladder.ms[0] / ladder.ms[-1], hypot(ladder.halves[0], ladder.halves[-1])
     steps = f"{plural(len(ladder.ms) - 1, 'step')} up the ladder"
-    return f"{shortened(ladder.names[-1])} {speed(ratio, shortened(ladder.names[0]))}, {steps}, at {ladder.title}"
+    return f"{shortened(ladder.names[-1])} {speed(ratio, shortened(ladder.names[0]), half)}, {steps}, at {ladder.title}"
 
 
 KIND = Kind(f"times of at least {LEAST} implementations of plain attention at one shape", chart, place=10)

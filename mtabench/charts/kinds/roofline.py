@@ -19,7 +19,7 @@ from mtabench.charts.failures import failure_note
 from mtabench.charts.findings import plain, reach, where
 from mtabench.charts.labels import names_width
 from mtabench.charts.lines import log_ticks, naming, plain_axes, spread, yardstick_notes
-from mtabench.charts.panels import Panel, broken, column, panels, unsettled_times
+from mtabench.charts.panels import Panel, broken, column, panels
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, number, percent, span, unsettled_note
 from mtabench.console import flop_unit
@@ -56,7 +56,7 @@ def chart(cells: pd.DataFrame) -> Chart | None:
         return None
     unit, factor = flop_unit(cells["useful_tflops"].dropna())
     valid = valid.assign(intensity=intensity(valid), rate=factor * valid["useful_tflops"])
-    shown = panels(valid, column("rate"), unsettled_times, across="intensity")
+    shown = panels(valid, column("rate", of_time=True), across="intensity")
     lines = [line for panel in shown for line in panel.lines]
     labels = {line.label for line in lines}
     with_failures = panels(cells, column("useful_tflops"))
@@ -153,10 +153,13 @@ def _finding(cells: pd.DataFrame, roof: Roof) -> str:
     if not found or (of_copies and roof.memory.name == READING):
         return ""
     of = "the roofline of a copy" if of_copies else "the roofline"
-    shares, theirs = found.shapes["fraction_of_roofline"], found.yardstick_shapes["fraction_of_roofline"]
+    shares, theirs = (
+        span(cells["fraction_of_roofline"], cells["half"], percent) if len(cells) else ""
+        for cells in (found.shapes, found.yardstick_shapes)
+    )
     at = where(found.shapes, cells, "")
-    words = f"{found.name} reaches {span(shares, percent)} of {of} {at}"
-    return f"{words}, {plain(found.yardstick, cells)} {span(theirs, percent)}" if len(theirs) else words
+    words = f"{found.name} reaches {shares} of {of} {at}"
+    return f"{words}, {plain(found.yardstick, cells)} {theirs}" if theirs else words
 
 
 KIND = Kind("cells with useful_tflops and gbytes_s", chart, place=5)

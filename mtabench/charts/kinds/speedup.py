@@ -1,15 +1,15 @@
 """Speedup over the baseline against sequence length."""
 
-import numpy as np
 import pandas as pd
 
 from mtabench.charts.chart import Chart, Kind, titled
-from mtabench.charts.data import baseline_name, one_line_each, rivals, unsettled_ratios
-from mtabench.charts.findings import called, speed_range, subject, where, yardstick
-from mtabench.charts.kinds.time import BANDS
+from mtabench.charts.data import baseline_name, beside, one_line_each, rivals
+from mtabench.charts.findings import OPERATION, SHAPE, called, speed_range, subject, where, yardstick
+from mtabench.charts.kinds.overhead import RATIOS
 from mtabench.charts.lines import YAxis, line_chart
-from mtabench.charts.panels import Band, panels, times
+from mtabench.charts.panels import Band, over, panels
 from mtabench.charts.text import TIMES, shortened
+from mtabench.problem.operations import PLAIN
 
 
 def chart(cells: pd.DataFrame) -> Chart | None:
@@ -20,30 +20,23 @@ def chart(cells: pd.DataFrame) -> Chart | None:
         return None
 
     def values(group: pd.DataFrame, panel: pd.DataFrame) -> Band:
-        median, p10, p90 = times(group)
-        if group["impl"].iloc[0] == baseline or (group["op"] == "attention").all():
-            base = panel[(panel["impl"] == baseline) & (panel["status"] == "ok")]
-            base_ms = base.groupby(["batch", "seq"])["median_ms"].first()
-            y = base_ms.reindex(pd.MultiIndex.from_frame(group[["batch", "seq"]])).to_numpy(float) / median
-        else:
-            y = group["speedup"].where(group["status"] == "ok").to_numpy(float)
-        return y, y * median / p90, y * median / p10
+        base = panel[panel["impl"] == baseline]
+        return over(group, base, lambda mine, theirs: group["speedup"].fillna(theirs / mine), ("batch", "seq"))
 
-    def unsettled(group: pd.DataFrame, panel: pd.DataFrame) -> np.ndarray:
-        return unsettled_ratios(group, panel[panel["impl"] == baseline], ("batch", "seq"))
-
-    shown = panels(cells, values, unsettled)
+    shown = panels(cells, values)
     title = titled(cells, _finding(cells), "speedup against sequence length")
     nothing = "no speedup: the baseline has no time"
     y_axis = YAxis(f"speedup over {shortened(baseline)}", TIMES, holds=(1.0,), nothing=nothing)
-    return line_chart(cells, shown, title, y_axis, BANDS)
+    return line_chart(cells, shown, title, y_axis, RATIOS)
 
 
 def rated(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells with a speedup, in `ratio`; the baseline's own are left out."""
+    """The cells with a speedup, in `ratio`, and with its `half`; the baseline's own are left out."""
     own = rivals(cells)
     timed = own[(own["status"] == "ok") & own["speedup"].notna()]
-    return timed.assign(ratio=timed["speedup"])
+    base = cells[cells["impl"] == baseline_name(cells)]
+    theirs = beside(timed, base, SHAPE if (base["op"] == PLAIN).all() else [*SHAPE, *OPERATION])
+    return timed.assign(ratio=timed["speedup"], half=theirs["half"], unsettled=theirs["unsettled"])
 
 
 def _finding(cells: pd.DataFrame) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, floor, hypot, log10
 from typing import Any
 
 import matplotlib as mpl
@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.kinds.time import BANDS
 from mtabench.charts.lines import YAxis, line_chart
-from mtabench.charts.panels import Failure, Line, Panel, check_panels, failures_of, times, unsettled_times
+from mtabench.charts.panels import Failure, Line, Panel, check_panels, failures_of, times
 from mtabench.charts.text import problem, shortened
 from mtabench.implementations import Style
 from mtabench.problem.axes import short
@@ -61,8 +61,8 @@ def _split_line(label: str, cells: pd.DataFrame) -> tuple[Line, list[Failure]]:
     mark = (float(auto["splits_used"].iloc[0]), float(auto["median_ms"].iloc[0])) if len(auto) else None
     numbers = cells[cells["splits"] != "auto"]
     numbers = numbers.assign(x=numbers["splits"].astype(int)).sort_values("x")
-    x, marks = numbers["x"].to_numpy(float), unsettled_times(numbers)
-    line = Line(label, label, False, numbers["seq"].to_numpy(), x, *times(numbers), auto=mark, unsettled=marks)
+    places = numbers["row"].to_numpy(), numbers["seq"].to_numpy(), numbers["x"].to_numpy(float)
+    line = Line(label, label, False, *places, *times(numbers), mark)
     return line, list(failures_of(label, label, numbers, numbers["x"]))
 
 
@@ -82,13 +82,16 @@ def _finding(swept: pd.DataFrame) -> str:
     found = list(choices(rows))
     if not found:
         return ""
-    worst = ceil(max(choice.slowdown for choice in found) * 1000) / 10
+    worst = max(found, key=lambda choice: choice.slowdown)
+    half = hypot(worst.auto["half"], worst.best["half"])
+    least = max(0.1, 10.0 ** floor(log10(200 * half))) if half else 0.1  # percent: no digit that the interval hides
+    slowdown = ceil(round(100 * worst.slowdown / least, 6)) * least
     of = f" in all of {len(found)} shapes" if len(found) > 1 else ""
     names = {shortened(str(choice.auto["impl"])) for choice in found}
     who = f"{names.pop()}'s auto" if len(names) == 1 else "auto"
-    if not worst:
+    if not slowdown:
         return f"{who} takes no longer than the best number of splits measured{of}"
-    return f"{who} is within {worst:.1f} % of the best number of splits measured{of}"
+    return f"{who} is within {slowdown:.{0 if least >= 1 else 1}f} % of the best number of splits measured{of}"
 
 
 KIND = Kind("times of at least two numbers of splits (such as mtabench decode --splits auto,1..128)", chart, place=9)

@@ -6,15 +6,15 @@ from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import one_line_each
 from mtabench.charts.findings import time_finding
 from mtabench.charts.lines import YAxis, line_chart
-from mtabench.charts.panels import panels, times, unsettled_times
+from mtabench.charts.panels import panels, times
 
-BANDS = "medians, with bands from the 10th to the 90th percentile"
+BANDS = "medians, with bands of their 95 % intervals"
 
 
 def chart(cells: pd.DataFrame) -> Chart | None:
     """Median times; cells without one are marked."""
     cells = one_line_each(cells)
-    shown = panels(cells, lambda group, _: times(group), unsettled_times)
+    shown = panels(cells, lambda group, _: times(group))
     title = titled(cells, time_finding(cells), "time against sequence length")
     return line_chart(cells, shown, title, YAxis("time (ms)"), BANDS)
 

@@ -61,6 +61,7 @@ def decode_cells(splits, used="", **more):
             taken = used if number == "auto" else number
             ms = seq / 1024 + abs((taken or 1) - best)
             ours = {"pass": "decode", "splits": number, "splits_used": taken, "speedup": seq / 64 / ms, **more}
+            ours |= {"ci95_low_ms": 0.9 * ms, "ci95_high_ms": 1.1 * ms}
             yield conv_cell("triton", seq, ms, **ours)
 
 

@@ -56,7 +56,7 @@ def test_heat_maps_of_models_hold_long_names_and_mark_what_rests_on_a_plain_time
     assert [label.get_text() for label in shown.axes[0].get_yticklabels()] == [
         "6x11, in all layers", "6x11, in 1 of 4 layers", "mix heads, 6x11, post 6x11, in 1 of 4 layers"
     ]  # fmt: skip
-    assert said(shown.axes[0].texts) == ["~0.50x"] * 3
+    assert said(shown.axes[0].texts) == ["~0.5x"] * 3
     assert "bf16 · 4 layers · 16 heads" in words(shown)
 
 

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 from chart_cells import conv_cell, grid, lines, oom, plain_cell, tick_labels, title, words
+from matplotlib.colors import to_hex
 
 from mtabench.charts.style import DARK
+from mtabench.charts.text import factor, number, percent
 from mtabench.styles import own_styles
 
 
@@ -40,10 +42,61 @@ def test_a_line_breaks_at_a_length_that_others_have_and_it_has_not(measured):
     assert [len(bands.get_paths()) for bands in axes.collections[::2]] == [1, 2, 2]  # as the lines
 
 
-def test_bands_go_from_the_10th_to_the_90th_percentile(measured):
-    (axes,) = measured("time", [conv_cell("triton", seq, 2.0) for seq in (1024, 2048)]).axes
-    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == pytest.approx((1.8, 2.4))
+def within(ms, share):
+    """A time whose 95 % interval reaches so far to both sides, as a part of it."""
+    return {"ci95_low_ms": ms * np.exp(-share), "ci95_high_ms": ms * np.exp(share)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "half"),
+    [("time", 2.0, 0.03), ("speedup", 8.0, 0.05), ("overhead", 2.0, 0.05), ("bandwidth", 2.0, 0.03)],
+)
+def test_bands_are_the_intervals_of_what_is_drawn(measured, kind, value, half):
+    """That of a ratio is wider than that of either time: 0.03 and 0.04 make 0.05."""
+    cells = []
+    for seq in (1024, 2048):
+        cells += [conv_cell("eager", seq, 16.0, speedup=1, **within(16.0, 0.04))]
+        cells += [conv_cell("triton", seq, 2.0, speedup=8, gbytes_s=2.0, **within(2.0, 0.03))]
+        cells += [plain_cell("sdpa-flash", seq, 1.0, **within(1.0, 0.04))]
+    (axes,) = measured(kind, [cell | {"pass": "decode"} for cell in cells]).axes
+    ours = own_styles()["triton"].colour
+    (band,) = (one for one in axes.collections[::2] if to_hex(one.get_facecolor()[0]) == ours.lower())
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((value * np.exp(-half), value * np.exp(half)))
+
+
+@pytest.mark.parametrize(
+    ("share", "finding"),
+    [
+        (0.0, "is 7.0x as fast as eager at 4k tokens"),
+        (0.005, "is 7.0x as fast as eager at 4k tokens"),
+        (0.15, "is 7x as fast as eager at 4k tokens"),
+        (3.0, "is as fast as eager at 4k tokens"),  # the interval holds 1
+    ],
+)
+@pytest.mark.parametrize("kind", ["time", "speedup"])
+def test_a_title_has_no_digit_that_its_interval_hides(measured, kind, share, finding):
+    cells = [conv_cell("eager", 4096, 7.02, speedup=1, **within(7.02, share))]
+    cells += [conv_cell("triton", 4096, 1.0, speedup=7.02, **within(1.0, share))]
+    assert title(measured(kind, cells)) == f"Forward: triton {finding}"
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "half", "expected"),
+    [
+        (factor, 1.74, 0.002, "1.74"),
+        (factor, 1.74, 0.03, "1.7"),
+        (factor, 110.4, 0.21, "110"),
+        (factor, 0.5, 0.5, "0.5"),
+        (factor, 7.02, 5.0, "7"),
+        (number, 3017.0, 0.003, "3,020"),
+        (number, 2.345, 0.1, "2.3"),
+        (percent, 0.923, 0.02, "92\N{NO-BREAK SPACE}%"),
+        (percent, 0.923, 0.1, "90\N{NO-BREAK SPACE}%"),
+    ],
+)
+def test_a_number_has_the_digits_that_its_interval_leaves(write, value, half, expected):
+    assert write(value, half) == expected
 
 
 def test_an_implementation_has_its_colour_in_both_themes(measured):
