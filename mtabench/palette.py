@@ -13,7 +13,7 @@ class Colour(NamedTuple):
     dark: str
 
 
-# Custom properties of the pages' style sheets, from which Vega-Lite takes its colours too.
+# Custom properties of the pages' style sheets, from which the charts on them take theirs too.
 PAGE: Mapping[str, Colour] = {
     "paper": Colour("#ffffff", "#14171a"),
     "raised": Colour("#f6f7f8", "#1c2024"),

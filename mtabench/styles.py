@@ -45,8 +45,3 @@ def styles_of(shown: Iterable[tuple[str, bool]]) -> dict[str, Style]:
     others = [name for name in (*known, *unknown) if name not in own]
     spare = zip(others, cycle(SPARE_STYLES), cycle(SPARE_YARDSTICKS), strict=False)
     return own | {name: grey if name in yardsticks else colour for name, colour, grey in spare}
-
-
-def dash_lengths(style: Style, width: float) -> list[float]:
-    """The style's dashes and gaps in pixels for a line of this width; none if the line is solid."""
-    return [] if style.dashes == "-" else [round(length * width, 2) for length in style.dashes[1]]

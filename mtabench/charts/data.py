@@ -47,8 +47,8 @@ def read_cells(csv_paths: Iterable[str | Path]) -> pd.DataFrame:
     cells.loc[(cells["status"] == "ok") & cells["median_ms"].isna(), "status"] = "no time"
     records: list[Any] = cells[list(MEASURES)].to_dict("records")
     cells["unsettled"] = [settled(row) is False for row in records]
-    halves = np.log(cells["ci95_high_ms"] / cells["ci95_low_ms"]) / 2
-    cells["half"] = halves.where(cells["samples"] != 1).fillna(0.0)
+    cells["half"] = np.log(cells["ci95_high_ms"] / cells["ci95_low_ms"]) / 2
+    cells["half"] = cells["half"].where(cells["samples"] != 1).fillna(0.0)
     count = cells["impl"].nunique()
     if count > MOST_IMPLEMENTATIONS:
         raise UsageError(

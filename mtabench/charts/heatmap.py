@@ -56,14 +56,13 @@ def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
     baseline, timed = baseline_name(cells), rated(cells)
     if len(timed[[*down]].drop_duplicates()) < 2:
         return None
-    compared = rivals(cells)
+    compared = pd.concat([timed, rivals(cells).drop(timed.index)]).sort_index()
     others = HEAD_DIM_COLUMNS if down == OPERATION_COLUMNS else OPERATION_COLUMNS
     groups = compared.groupby([*others, "impl", "label"])
     check_panels(groups.ngroups)
     seqs = tuple(sorted(int(seq) for seq in set(compared["seq"])))
     maps = [
-        _map(f"{shortened(str(label))}, {_words(values)}", down, seqs, group, timed)
-        for (*values, _, label), group in groups
+        _map(f"{shortened(str(label))}, {_words(values)}", down, seqs, group) for (*values, _, label), group in groups
     ]
 
     labels = max(LABELS_INCHES[0], *(0.5 + inches(row, LABEL_SIZE) for one in maps for row in one.rows))
@@ -88,19 +87,18 @@ def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
     )
 
 
-def _map(title: str, down: tuple[str, ...], seqs: tuple[int, ...], cells: pd.DataFrame, timed: pd.DataFrame) -> HeatMap:
+def _map(title: str, down: tuple[str, ...], seqs: tuple[int, ...], cells: pd.DataFrame) -> HeatMap:
     keys = sorted(set(cells[[*down]].itertuples(index=False, name=None)))
     ratios = np.full((len(keys), len(seqs)), np.nan)
     numbers, words = {}, {}
-    for index, cell in cells.iterrows():
+    for cell in cells.to_dict("records"):
         at = keys.index(tuple(cell[name] for name in down)), seqs.index(int(cell["seq"]))
-        if index in timed.index:
-            ratio = timed.loc[index]
-            ratios[at] = ratio["ratio"]
-            mark = UNSETTLED if ratio["unsettled"] else ""
-            numbers[at] = f"{mark}{factor(ratio['ratio'], ratio['half'])}{TIMES}"
-        else:
+        if np.isnan(cell["ratio"]):
             words[at] = "no baseline" if cell["status"] == "ok" else word_of(cell["status"])
+        else:
+            ratios[at] = cell["ratio"]
+            mark = UNSETTLED if cell["unsettled"] else ""
+            numbers[at] = f"{mark}{factor(cell['ratio'], cell['half'])}{TIMES}"
     return HeatMap(title, tuple(_row(key) for key in keys), seqs, ratios, numbers, words)
 
 

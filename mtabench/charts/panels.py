@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,8 +18,16 @@ from mtabench.problem.operations import NONE, OPERATION_COLUMNS, by_value
 STATUS_WORDS = {"oom": "out of memory"}
 MOST_PANELS = 60
 
-# Values, the ends of their intervals, and which of them rest on a time that did not settle.
-Band = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
+
+class Band(NamedTuple):
+    """Values, the ends of their intervals, and which of them rest on a time that did not settle, None if none can."""
+
+    y: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    unsettled: np.ndarray | None = None
+
+
 Values = Callable[[pd.DataFrame, pd.DataFrame], Band]  # from the cells of one line, and of its panel
 
 
@@ -125,7 +134,7 @@ def panels(cells: pd.DataFrame, values: Values, across: str = "seq") -> list[Pan
             if (group["status"] == "ok").any():
                 yardstick = beside_conv and bool((group["op"] == "attention").all())
                 places = group["row"].to_numpy(), group["seq"].to_numpy(), group[across].to_numpy(float)
-                lines.append(Line(str(impl), str(label), yardstick, *places, *values(group, mine)))
+                lines.append(Line(str(impl), str(label), yardstick, *places, **values(group, mine)._asdict()))
         shown.append(Panel(title, tuple(lines), tuple(failures)))
     return shown
 
@@ -160,7 +169,7 @@ def times(cells: pd.DataFrame) -> Band:
     timed = cells.where(cells["status"] == "ok")
     median = timed["median_ms"]
     low, high = (timed[name].fillna(median).to_numpy(float) for name in ("ci95_low_ms", "ci95_high_ms"))
-    return median.to_numpy(float), low, high, cells["unsettled"].to_numpy(bool)
+    return Band(median.to_numpy(float), low, high, cells["unsettled"].to_numpy(bool))
 
 
 def over(
@@ -174,7 +183,7 @@ def over(
     theirs = beside(cells, base, on)
     y = ratio(cells["median_ms"], theirs["ms"]).where(cells["status"] == "ok").to_numpy(float)
     reach = np.exp(theirs["half"].to_numpy(float))
-    return y, y / reach, y * reach, theirs["unsettled"].to_numpy(bool)
+    return Band(y, y / reach, y * reach, theirs["unsettled"].to_numpy(bool))
 
 
 def column(name: str, *, of_time: bool = False) -> Values:
@@ -182,7 +191,7 @@ def column(name: str, *, of_time: bool = False) -> Values:
 
     def values(group: pd.DataFrame, _: pd.DataFrame) -> Band:
         y = group[name].where(group["status"] == "ok").to_numpy(float)
-        return y, y, y, group["unsettled"].to_numpy(bool) if of_time else None
+        return Band(y, y, y, group["unsettled"].to_numpy(bool) if of_time else None)
 
     return values
 

@@ -126,7 +126,8 @@ def span(values: pd.Series, halves: pd.Series, words: Callable[[float, float], s
 
     `words` takes a value and half its interval as a part of it.
     """
-    least, greatest = (words(values[place], halves[place]) for place in (values.idxmin(), values.idxmax()))
+    ends = values.argmin(), values.argmax()
+    least, greatest = (words(values.iloc[place], halves.iloc[place]) for place in ends)
     return least if least == greatest else f"{least} to {greatest}"
 
 

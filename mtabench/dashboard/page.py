@@ -57,6 +57,6 @@ what got slower or faster. Intervals of time that were not measured cannot be da
 
 
 def page(data: Json) -> str:
-    """The page of a dashboard's data. Raises UsageError if the package that brings Vega-Lite is not installed."""
+    """The page of a dashboard's data."""
     scripts = ("table.js", "history-chart.js", "dashboard-parts.js", "dashboard-news.js", "dashboard.js")
-    return build_page(data["title"], BODY, data, scripts, charts=True, styles=("dashboard.css",))
+    return build_page(data["title"], BODY, data, scripts, styles=("dashboard.css",))

@@ -13,7 +13,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtabench.pages.vega import vega_script
 from mtabench.palette import style_sheet
 
 GENERATOR = '<meta name="generator" content="mtabench">'  # tells our pages from a reader's own files
@@ -22,22 +21,18 @@ ASSETS = Path(__file__).parent / "assets"
 ESCAPED = {character: f"\\u{ord(character):04x}" for character in "<>&\N{LINE SEPARATOR}\N{PARAGRAPH SEPARATOR}"}
 
 
-def build_page(
-    title: str, body: str, data: object, scripts: Sequence[str], *, charts: bool, styles: Sequence[str] = ()
-) -> str:
+def build_page(title: str, body: str, data: object, scripts: Sequence[str], styles: Sequence[str] = ()) -> str:
     """A whole page: `title` above `body`, with a button for light and dark.
 
     `title` is text and may come from anywhere. `body` is HTML of ours: nothing from a file belongs in it. `data` is
     what the page shows, in JSON's types without NaN; scripts read it by `pageData()`. `scripts` are the names of
-    files in `assets/`, run in this order at the end of the page; with `charts`, `drawChart` of chart.js is there as
-    well. `styles` are style sheets in `assets/` that follow theme.css. Write the page as UTF-8 with "\\n" at the ends
-    of lines: the hashes are of these bytes.
+    files in `assets/`, run in this order at the end of the page. `styles` are style sheets in `assets/` that follow
+    theme.css. Write the page as UTF-8 with "\\n" at the ends of lines: the hashes are of these bytes.
 
-    Raises UsageError if charts are wanted and the package that brings Vega-Lite is not installed, ValueError for a
-    NaN or infinity in `data`.
+    Raises ValueError for a NaN or infinity in `data`.
     """
     first = [_asset("page.js")]  # in the head, so that the page never shows in the wrong colours
-    last = [*([vega_script(), _asset("chart.js")] if charts else []), *map(_asset, scripts)]
+    last = list(map(_asset, scripts))
     policy = "; ".join(
         (
             "default-src 'none'",

@@ -55,7 +55,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A results file as it is shown.
+    """The results file at `path` as it is shown.
 
     `rows` have the columns of the file as numbers, None, or printable texts of bounded length, `page_size` with
     `none` for a contiguous cache, and besides: `conv` and `post_conv` (such as "6x11"), `label` (the cell in the
@@ -64,6 +64,7 @@ class Report:
     that are not drawn). `spreads` has an entry a row, None without samples; `no_samples` says why if none has.
     """
 
+    path: Path
     name: str
     rows: Sequence[Row]
     panels: Sequence[str]
@@ -126,7 +127,7 @@ def read_report(path: Path) -> Report:
     panels = _sort_into_panels(rows)
     _choose_charted(rows)
     spreads, no_samples = _read_spreads(path, rows)
-    return Report(shown_text(path.name), rows, panels, spreads, no_samples)
+    return Report(path, shown_text(path.name), rows, panels, spreads, no_samples)
 
 
 def axis_text(axis: str, value: object) -> str:

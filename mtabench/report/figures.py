@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import hypot
 
-from mtabench.console import significant
+from mtabench.charts.text import TIMES, factor, milliseconds
 from mtabench.measuring.settled import unsettled
-from mtabench.measuring.statistics import geometric_mean
 from mtabench.problem.operations import STEPS
 from mtabench.prose import plural
 from mtabench.report.data import Report, Row, is_plain, is_timed, shape_key
-from mtabench.report.sentences import PASSES, Quote, best
+from mtabench.report.sentences import PASSES, Quote, best, half, mean_of, speedups
 
 MOST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number with its unit, and what it is."""
+    """A number with its unit, what it is, and its 95 % interval, such as `± 2 %`; empty for counts."""
 
     value: str
     words: str
+    interval: str = ""
 
 
 def figures(report: Report, quote: Quote = str) -> list[Figure]:
@@ -38,7 +39,7 @@ def figures(report: Report, quote: Quote = str) -> list[Figure]:
     head = f"{PASSES[pass_]}: " if len({name for name, _ in groups}) > 1 else ""
     wrong = {row["impl"] for row in rows if row["status"] == "wrong"}
     timed = [row for row in rows if row["charted"] and is_timed(row) and row["impl"] not in wrong]
-    found = [Figure(one.value, head + one.words) for one in _of_times(timed, quote)]
+    found = [replace(one, words=head + one.words) for one in _of_times(timed, quote)]
     valid, marked = sum(is_timed(row) for row in report.rows), len(unsettled(report.rows))
     words = f"{plural(len(report.rows), 'cell').partition(' ')[2]} with a valid time"
     if marked:
@@ -55,23 +56,32 @@ def _of_times(timed: Sequence[Row], quote: Quote) -> Iterator[Figure]:
     name, wins = Counter(row["impl"] for row in fastest).most_common(1)[0]
     mine = [row for row in own if row["impl"] == name]
     plain = best([row for row in timed if is_plain(row)], ())
-    over = [row["median_ms"] / plain[shape_key(row)]["median_ms"] for row in mine if shape_key(row) in plain]
+    over = [
+        (row["median_ms"] / plain[shape_key(row)]["median_ms"], hypot(half(row), half(plain[shape_key(row)])))
+        for row in mine
+        if shape_key(row) in plain
+    ]
     if conv and over:
         yield _ratio(over, "as long as plain attention", "as fast as plain attention", quote(name))
-    told = {"", name, *(row["impl"] for row in timed if is_plain(row))}  # that of a model is plain attention itself
-    speedups = [row["speedup"] for row in mine if row["baseline"] not in told and (row["speedup"] or 0) > 0]
-    if speedups:
-        base = quote(next(row["baseline"] for row in mine if row["baseline"]))
-        yield _ratio([1 / one for one in speedups], f"as long as {base}", f"as fast as {base}", quote(name))
+    known = {"", name, *(row["impl"] for row in timed if is_plain(row))}  # a model's baseline is plain attention itself
+    rated = [row for row in mine if row["baseline"] not in known and (row["speedup"] or 0) > 0]
+    if rated:
+        base = quote(rated[0]["baseline"])
+        yield _ratio(speedups(rated, timed), f"as long as {base}", f"as fast as {base}", quote(name))
     longest = min(fastest, key=lambda row: (-row["seq"], row["median_ms"]))
-    yield Figure(f"{significant(longest['median_ms'], 3, zeros=True)} ms", quote(longest["label"]))
+    value = milliseconds(longest["median_ms"], half(longest))
+    yield Figure(value, quote(longest["label"]), _interval(half(longest)))
     if len({row["impl"] for row in own}) > 1:
         yield Figure(f"{wins:,} of {len(fastest):,}", f"shapes at which {quote(name)} is the fastest")
 
 
-def _ratio(over: Sequence[float], slower: str, faster: str, name: str) -> Figure:
-    """The geometric mean of times over others, as a number of at least 1."""
-    mean = geometric_mean(over)
-    value = significant(max(mean, 1 / mean), 3, zeros=True)
+def _ratio(over: Sequence[tuple[float, float]], slower: str, faster: str, name: str) -> Figure:
+    """The geometric mean of times over others, each with half its interval, as a number of at least 1."""
+    mean, reach = mean_of(over)
+    value = factor(max(mean, 1 / mean), reach)
     of = f"geometric mean of {len(over):,} shapes" if len(over) > 1 else "one shape"
-    return Figure(f"{value}\N{MULTIPLICATION SIGN}", f"{slower if mean >= 1 else faster}: {name}, {of}")
+    return Figure(f"{value}{TIMES}", f"{slower if mean >= 1 else faster}: {name}, {of}", _interval(reach))
+
+
+def _interval(half: float) -> str:
+    return f"± {100 * half:.2g} %" if half else ""

@@ -25,7 +25,9 @@ BINS = 12
 def markdown(report: Report) -> str:
     """The whole text. Nothing from the file is markup or a link in it."""
     lines = [MARK, "", f"# {in_markdown(title(report))}", "", facts(report, in_markdown), ""]
-    lines += [f"- **{one.value}** {one.words}" for one in figures(report, in_markdown)]
+    lines += [
+        f"- **{one.value}** {one.interval} {one.words}".replace("**  ", "** ") for one in figures(report, in_markdown)
+    ]
     lines += ["", *(f"- {sentence}" for sentence in summary(report, in_markdown))]
     rows = report.rows[:MOST_CELLS]
     if len(report.rows) > len(rows):

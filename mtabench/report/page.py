@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mtabench.charts.embedded import embedded_charts
+from mtabench.errors import UsageError
 from mtabench.pages.page import build_page
-from mtabench.pages.text import shown_number
-from mtabench.palette import PAGE, readable
-from mtabench.problem.case import CACHED_PASSES
+from mtabench.pages.text import shown_number, shown_text
 from mtabench.report.columns import AXES, DETAILS, cell_columns, environment, measured, spread_columns
-from mtabench.report.data import Report, Row, Spread, is_plain, is_timed, yardstick
+from mtabench.report.data import Report, Row, Spread, yardstick
 from mtabench.report.figures import figures
 from mtabench.report.sentences import Quote, computed, summary
-from mtabench.styles import dash_lengths, styles_of
 
 MOST_CELLS = 5000  # on the page; a sentence says if there are more
 MOST_REASONS = 200
@@ -23,7 +22,7 @@ MOST_LABELS = 100  # of cells that failed for one reason
 MOST_SAMPLES = 100_000  # of all cells together
 MOST_SAMPLES_A_CELL = 400
 
-LINE_WIDTH = 2.0  # pixels
+CHARTS = ("overhead", "time", "speedup")
 
 BODY = """
 <p id="facts" class="quiet"></p>
@@ -32,23 +31,21 @@ BODY = """
 
 <div id="filters" class="filters-sticky"></div>
 
-<section id="overhead-section" aria-labelledby="overhead-title" hidden>
+<section id="overhead-section" aria-labelledby="overhead-title">
 <h2 id="overhead-title">Time over that of plain attention</h2>
 <p id="overhead-words" class="quiet"></p>
-<div id="overhead" class="panels"></div>
+<div id="overhead"></div>
 </section>
 
-<section aria-labelledby="time-title">
+<section id="time-section" aria-labelledby="time-title">
 <h2 id="time-title">Time</h2>
-<p class="quiet">Median against sequence length. Bars are 95 % intervals of the median; a hollow point did not settle.
-Dashed: plain attention, which does less work; a yardstick, not a rival.</p>
-<div id="time" class="panels"></div>
+<div id="time"></div>
 </section>
 
 <section id="speedup-section" aria-labelledby="speedup-title">
 <h2 id="speedup-title">Speedup</h2>
 <p id="speedup-words" class="quiet"></p>
-<div id="speedup" class="panels"></div>
+<div id="speedup"></div>
 </section>
 
 <section aria-labelledby="summary-title">
@@ -85,9 +82,9 @@ Dashed: plain attention, which does less work; a yardstick, not a rival.</p>
 
 
 def html_page(report: Report) -> str:
-    """The page. Raises UsageError if the package for its charts is not installed."""
+    """The page."""
     scripts = ("table.js", "strip.js", "report-charts.js", "report.js")
-    return build_page(title(report), BODY, page_data(report), scripts, charts=True, styles=("report.css",))
+    return build_page(title(report), BODY, page_data(report), scripts, styles=("report.css",))
 
 
 def title(report: Report) -> str:
@@ -110,13 +107,9 @@ def page_data(report: Report) -> dict[str, Any]:
     rows = list(report.rows[:MOST_CELLS])
     spreads = report.spreads[: len(rows)]
     a_cell = min(MOST_SAMPLES_A_CELL, max(1, MOST_SAMPLES // max(1, sum(spread is not None for spread in spreads))))
-    notes = []
+    charts, notes = _charts(report)
     if len(report.rows) > len(rows):
         notes.append(f"The page shows the first {len(rows):,} of {len(report.rows):,} cells; the summary is of all.")
-    if any(not row["panels"] for row in rows):
-        notes.append(
-            f"The charts have the first {len(report.panels)} combinations of shapes; the tables have them all."
-        )
     if any(spread and spread.values["samples"] > a_cell for spread in spreads):
         notes.append(f"Of each cell up to {a_cell:,} samples are drawn; the numbers beside them are of all.")
     return {
@@ -124,15 +117,13 @@ def page_data(report: Report) -> dict[str, Any]:
         "figures": [asdict(one) for one in figures(report)],
         "yardstick": yardstick(report.rows),
         "computed": computed(report.rows),
-        "cached": CACHED_PASSES,
         "summary": summary(report),
         "notes": notes,
         "columns": [asdict(column) for column in cell_columns(report)],
         "rate": report.rate,
         "spreadColumns": [asdict(column) for column in spread_columns(report)],
         "filters": report.varying(AXES),
-        "implementations": _implementations(report),
-        "panels": list(report.panels),
+        "charts": charts,
         "cells": _by_column([_cell(row, spread, a_cell) for row, spread in zip(rows, spreads, strict=True)]),
         "details": DETAILS,
         "failed": failures(report),
@@ -154,31 +145,19 @@ def failures(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def _implementations(report: Report) -> list[dict[str, Any]]:
-    """Each with its colours on a light page and on a dark one, those of its name, and its dashes, as in charts."""
-    shown = {(row["impl"], is_plain(row)) for row in report.rows}
-    plain = {name for name, is_yardstick in shown if is_yardstick}
-    styles = styles_of(shown)
-    return [
-        {
-            "name": name,
-            "plain": name in plain,
-            "colour": [styles[name].colour, styles[name].dark_colour],
-            "text": [
-                readable(styles[name].colour, PAGE["paper"].light, PAGE["ink"].light),
-                readable(styles[name].dark_colour, PAGE["paper"].dark, PAGE["ink"].dark),
-            ],
-            "dash": dash_lengths(styles[name], LINE_WIDTH),
-        }
-        for name in report.implementations
-    ]
+def _charts(report: Report) -> tuple[list[dict[str, Any]], list[str]]:
+    """The charts of the page, or a note that says why there are none."""
+    try:
+        return embedded_charts(report.path, CHARTS), []
+    except UsageError as error:
+        return [], [f"There are no charts: {shown_text(error)}."]
 
 
 def _cell(row: Row, spread: Spread | None, most: int) -> Row:
-    """A row of the page: what its tables show, and what its charts need."""
+    """A row of the page: what its tables and the points of its charts show."""
     shown = {"impl": row["impl"], "status": row["status"], "reason": row["reason"], "label": row["label"]}
     shown |= {name: row[name] for name in DETAILS} | measured(row)
-    shown |= {name: row[name] for name in ("charted", "panels", "command", "settled")} | {"timed": is_timed(row)}
+    shown |= {name: row[name] for name in ("command", "settled")}
     if spread:
         shown["spread"] = {name: shown_number(value) for name, value in spread.values.items()}
         shown["drawn"] = [_thinned(samples, max(1, most // len(spread.rounds))) for samples in spread.rounds]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import hypot
 from typing import Any
 
-from mtabench.console import significant
-from mtabench.measuring.settled import UNSETTLED, meaning, unsettled
+from mtabench.charts.text import factor
+from mtabench.measuring.settled import UNSETTLED, half_interval_of, meaning, unsettled
 from mtabench.measuring.statistics import geometric_mean
 from mtabench.problem.operations import NO_PAGES, NONE, STEPS
 from mtabench.prose import plural
@@ -81,33 +82,60 @@ def _compared(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
         wins = Counter(row["impl"] for row in fastest.values()).most_common()
         told = _listed(f"{quote(impl)} at {count} of {plural(len(fastest), 'shape')}" for impl, count in wins)
         yield f"Fastest {name}: {told}."
-    yield from _speedups(conv, quote)
+    yield from _speedups(conv, rows, quote)
     plain = best([row for row in charted if is_plain(row)], ())
     if plain and any(row["page_size"] not in ("", NONE) for row in conv):
         yield f"{NO_PAGES[0].upper()}{NO_PAGES[1:]}."
     pairs = [(row, plain[shape_key(row)]) for row in fastest.values() if shape_key(row) in plain]
     if pairs:
-        speeds = [other["median_ms"] / row["median_ms"] for row, other in pairs]
+        speeds = [(row["median_ms"] / other["median_ms"], hypot(half(row), half(other))) for row, other in pairs]
         yield f"The fastest {name} {_compared_with(speeds, 'the fastest plain attention there')}."
 
 
-def _speedups(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+def _speedups(rows: Sequence[Row], all_rows: Sequence[Row], quote: Quote) -> Iterator[str]:
+    found: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         if row["baseline"] and row["baseline"] != row["impl"] and (row["speedup"] or 0) > 0:
-            found[row["impl"], row["baseline"]].append(row["speedup"])
-    for (name, baseline), ratios in sorted(found.items(), key=lambda item: -geometric_mean(item[1])):
-        yield f"{quote(name)} {_compared_with(ratios, quote(baseline))}."
+            found[row["impl"], row["baseline"]].append(row)
+    ratios = {names: speedups(mine, all_rows) for names, mine in found.items()}
+    for (name, baseline), over in sorted(ratios.items(), key=lambda item: mean_of(item[1])[0]):
+        yield f"{quote(name)} {_compared_with(over, quote(baseline))}."
 
 
-def _compared_with(speeds: Sequence[float], other: str) -> str:
-    """`is 3 times as fast as other`, or how much longer it takes, and what that is the geometric mean of."""
-    slower = geometric_mean(speeds) < 1
-    ratios = [1 / speed for speed in speeds] if slower else speeds
-    words = "takes {} times as long as" if slower else "is {} times as fast as"
-    low, high, count = significant(min(ratios), 3, zeros=True), significant(max(ratios), 3, zeros=True), len(ratios)
-    over = f" (geometric mean of {count:,} shapes, {low} to {high})" if count > 1 else " (one shape)"
-    return f"{words.format(significant(geometric_mean(ratios), 3, zeros=True))} {other}{over}"
+def half(row: Row) -> float:
+    """Half the 95 % interval of a row's median as a part of it; 0 if unknown."""
+    return half_interval_of(row) or 0.0
+
+
+def speedups(rows: Iterable[Row], others: Iterable[Row]) -> list[tuple[float, float]]:
+    """Of rows with a speedup their times over the baseline's, each with half its interval as a part of it."""
+    keys = ("impl", *STEPS)
+    by_name = {(shape_key(row), *(row[name] for name in keys)): half(row) for row in others}
+    plain = {(shape_key(row), row["impl"]): half(row) for row in others if is_plain(row)}
+
+    def its_half(row: Row) -> float:
+        own = by_name.get((shape_key(row), row["baseline"], *(row[name] for name in STEPS)))
+        return plain.get((shape_key(row), row["baseline"]), 0.0) if own is None else own
+
+    return [(1 / row["speedup"], hypot(half(row), its_half(row))) for row in rows]
+
+
+def mean_of(ratios: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The geometric mean of ratios, each with half its interval, and half the mean's."""
+    return geometric_mean([ratio for ratio, _ in ratios]), hypot(*(one for _, one in ratios)) / len(ratios)
+
+
+def _compared_with(over: Sequence[tuple[float, float]], other: str) -> str:
+    """`is 3 times as fast as other`, or how much longer it takes, and what that is the geometric mean of.
+
+    `over` are times over the other's, each with half its interval.
+    """
+    mean, reach = mean_of(over)
+    words = "takes {} times as long as" if mean > 1 else "is {} times as fast as"
+    ratios = over if mean > 1 else [(1 / ratio, one) for ratio, one in over]
+    low, high, count = factor(*min(ratios)), factor(*max(ratios)), len(ratios)
+    of = f" (geometric mean of {count:,} shapes, {low} to {high})" if count > 1 else " (one shape)"
+    return f"{words.format(factor(max(mean, 1 / mean), reach))} {other}{of}"
 
 
 def _trust(rows: Sequence[Row]) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ def next_command(rows: Sequence[Row], path: Path, charts: bool) -> str:
     file = shlex.quote(str(path))
     if not charts:
         return f"mtabench plot {file}"
-    if len(of["ok"]) > 1 and find_spec("vl_convert"):
+    if len(of["ok"]) > 1:
         return f"mtabench report {file}"
     if any(row.get("fraction_of_roofline") for row in of["ok"]):
         return f"mtabench roofline {file}"

@@ -43,7 +43,9 @@ def dashboards(tmp_path_factory):
     alike += [({"seq": "2048"}, [1.0, 0.9]), ({"seq": "2048", **plain}, [1.0, 0.9])]
     other = [({"seq": "4096"}, [1.0, 1.2]), ({"seq": "4096", **plain}, [1.0, 1.0])]
     machine = write_histories(folder / "machine", alike + other)
+    two = write_histories(folder / "two", [({}, [1.0, 1.3, 1.3]), ({"seq": "2048"}, [1.0, 1.0, 1.1])])
     return {
+        "two": build(two, folder / "two-site"),
         "machine": build(machine, folder / "machine-site"),
         "year": build(a_year(folder / "year"), folder / "year-site"),
         "calm": build(calm, folder / "calm-site"),
@@ -65,8 +67,7 @@ def opened(page, dashboards):
 
 
 def drawn(page):
-    page.wait_for_selector("#chosen-chart svg .mark-symbol path")
-    page.wait_for_function("!document.querySelector('.chart-stage.coming')")
+    page.wait_for_selector("#chosen-chart svg .point")
 
 
 def labels(page):
@@ -123,6 +124,13 @@ def test_the_first_screen_says_what_got_slower_when_and_by_which_commit(opened, 
     screenshot("dashboard-light")
 
 
+def test_the_largest_slowdown_is_marked_before_a_choice_though_another_is_newer(opened):
+    page = opened("two")
+    assert "+10.0 %" in page.locator("#slower-list tbody tr").first.inner_text()
+    assert chosen(page) == "fwd triton 1024"
+    assert page.locator("#chosen-chart text.warn").inner_text() == "+30.0 % ?"
+
+
 def test_a_change_opens_to_its_cells_and_a_cell_to_its_history(opened):
     page = opened("year")
     page.locator("#slower-list").get_by_role("button", name="Details").first.click()
@@ -152,13 +160,13 @@ def test_what_all_cells_of_a_change_share_is_said_once(opened):
 def test_the_chart_draws_every_run_and_marks_the_change(opened):
     page = opened("year")
     choose(page, "fwd triton 2048 d64")
-    assert page.locator("#chosen-chart .mark-symbol path").count() == 80  # each once to see and once to meet
+    assert page.locator("#chosen-chart .point").count() == page.locator("#chosen-chart .met").count() == 40
     texts = page.locator("#chosen-chart svg text").all_text_contents()
     assert any(text.startswith("+6.9") or text.startswith("+7") for text in texts)
     box = page.locator("#chosen-chart svg").bounding_box()
     assert box["width"] > 300
     assert box["height"] > 200
-    page.locator("#chosen-chart .mark-symbol path").last.hover(force=True)
+    page.locator("#chosen-chart .met").last.hover(force=True)
     tooltip = page.locator("#tooltip").inner_text()
     assert sha(39) in tooltip
     assert "2026-02-09" in tooltip
@@ -167,11 +175,11 @@ def test_the_chart_draws_every_run_and_marks_the_change(opened):
 def test_the_line_of_a_history_breaks_at_a_run_that_failed(opened):
     page = opened("year")
     choose(page, "fwd triton 2048 d64")
-    drawn = page.evaluate("""async () => {
+    drawn = page.evaluate("""() => {
         const run = (ms) => ({ ms, low: ms, high: ms, revision: "abc", date: "2026-01-01", status: "ok", reason: "" });
         const box = document.getElementById("chosen-chart");
-        await drawChart(box, () => historySpec([1, 2, null, 3, 4, 5].map(run), [], "a history", box.clientWidth));
-        return [...box.querySelectorAll(".mark-line path")].map((one) => one.getAttribute("d"));
+        drawHistory(box, [1, 2, null, 3, 4, 5].map(run), [], "a history");
+        return [...box.querySelectorAll(".line")].map((one) => one.getAttribute("d"));
     }""")
     assert sorted(len(re.findall("[ML]", path)) for path in drawn) == [2, 3]  # points of each piece
 
@@ -298,7 +306,7 @@ def test_hostile_texts_stay_text(opened, screenshot):
     page.locator("#cells-table button.cell").first.click()
     open_runs(page)
     drawn(page)
-    page.locator("#chosen-chart .mark-symbol path").last.hover(force=True)
+    page.locator("#chosen-chart .met").last.hover(force=True)
     assert page.evaluate("document.querySelectorAll('main img, main script, main iframe, main svg a').length") == 0
     links = page.locator("main a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
     ours = ("data.json", "feed.json", "badge.json", "badge.svg")
@@ -309,13 +317,10 @@ def test_hostile_texts_stay_text(opened, screenshot):
 
 def test_dark_follows_the_system_and_the_chart_with_it(opened, screenshot):
     page = opened("year")
-    axis = "#chosen-chart .role-axis-label text"
-    light = page.locator(axis).first.get_attribute("fill")
+    fill = "getComputedStyle(document.querySelector('#chosen-chart .axis-label')).fill"
+    light = page.evaluate(fill)
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function(
-        "([axis, old]) => document.querySelector(axis)?.getAttribute('fill') !== old", arg=[axis, light]
-    )
-    drawn(page)
+    assert page.evaluate(fill) != light
     screenshot("dashboard-dark")
 
 

@@ -4,13 +4,11 @@ import base64
 import hashlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 import mtabench
-from mtabench.errors import UsageError
 from mtabench.pages.page import build_page, embedded_json
 from mtabench.pages.text import shown_number, shown_text
 
@@ -22,7 +20,7 @@ def script_elements(page):
 
 
 def test_hostile_data_and_titles_end_no_element():
-    page = build_page(f"<title>{HOSTILE}", "<p>ours</p>", {"text": HOSTILE}, ["table.js"], charts=False)
+    page = build_page(f"<title>{HOSTILE}", "<p>ours</p>", {"text": HOSTILE}, ["table.js"])
     kinds = [attributes for attributes, _ in script_elements(page)]
     assert kinds == ["", ' type="application/json" id="data"', ""]  # page.js, the data, table.js
     data = script_elements(page)[1][1]
@@ -33,7 +31,7 @@ def test_hostile_data_and_titles_end_no_element():
 
 
 def test_the_policy_lets_run_the_scripts_of_the_page_and_no_other():
-    page = build_page("t", "", {}, ["table.js"], charts=False)
+    page = build_page("t", "", {}, ["table.js"])
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
     scripts = [text for attributes, text in script_elements(page) if not attributes]
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
@@ -47,15 +45,6 @@ def test_the_policy_lets_run_the_scripts_of_the_page_and_no_other():
 def test_data_without_a_json_form_are_refused():
     with pytest.raises(ValueError, match="JSON"):
         embedded_json({"x": float("nan")})
-
-
-def test_charts_without_their_package_say_what_to_install(monkeypatch):
-    from mtabench.pages.vega import vega_script
-
-    vega_script.cache_clear()
-    monkeypatch.setitem(sys.modules, "vl_convert", None)
-    with pytest.raises(UsageError, match=re.escape("pip install 'mtabench[report]'")):
-        build_page("t", "", {}, [], charts=True)
 
 
 @pytest.mark.parametrize(

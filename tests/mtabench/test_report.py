@@ -20,12 +20,6 @@ from mtabench.results.results_file import samples_path
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def quick_page(monkeypatch):
-    """Pages without Vega-Lite, which takes seconds to bundle; tests/browser has the whole ones."""
-    monkeypatch.setattr("mtabench.pages.page.vega_script", lambda: "window.vegaEmbed = null;")
-
-
 @pytest.fixture
 def run(monkeypatch, capsys):
     def call(*words):
@@ -146,8 +140,8 @@ def test_slow_cells_are_reported_in_gflops(tmp_path):
 def test_what_is_slower_takes_longer_in_the_sentences(tmp_path):
     cells = [*grid({(1024, 64): 0.5, (2048, 64): 0.125}), plain_cell("sdpa-flash", 1024, 256.0)]
     text = "\n".join(summary(read_report(write(tmp_path / "a.csv", cells))))
-    assert "triton takes 4.00 times as long as eager (geometric mean of 2 shapes, 2.00 to 8.00)." in text
-    assert "attention is 4.00 times as fast as the fastest plain attention there (one shape)." in text
+    assert "triton takes 4.0 times as long as eager (geometric mean of 2 shapes, 2.0 to 8.0)." in text
+    assert "attention is 4.0 times as fast as the fastest plain attention there (one shape)." in text
 
 
 def test_who_is_wrong_in_a_cell_is_no_large_figure(tmp_path):
@@ -174,7 +168,7 @@ def test_failures_and_what_is_not_known_are_in_the_sentences(tmp_path):
     text = "\n".join(summary(read_report(measured(tmp_path / "a.csv"))))
     assert "5 cells, 4 with a time" in text
     assert "1 cell has no valid time: 1 out of memory." in text
-    assert "takes 2.00 times as long as the fastest plain attention there (one shape)" in text
+    assert "takes 2.0 times as long as the fastest plain attention there (one shape)" in text
     assert "Whether the device was throttled is not known of 4 cells." in text
 
 
@@ -243,7 +237,7 @@ def test_commands_that_mtabench_would_not_write_are_not_offered(tmp_path):
 
 def test_hostile_texts_are_data_on_the_page(tmp_path):
     page = report_page.html_page(read_report(poison(measured(tmp_path / "a.csv"))))
-    assert page.count("<script") == 8  # ours, and the data
+    assert page.count("<script") == 6  # ours, and the data
     assert not any(text in page for text in TEXTS[:3])
 
 
@@ -268,12 +262,29 @@ def test_panels_hold_plain_attention_beside_every_convolution(tmp_path):
     assert [row["panels"] for row in report.rows] == [[1], [0], [0, 1]]
 
 
-def test_panels_are_bounded_and_it_is_said(tmp_path, monkeypatch):
+def test_panels_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr("mtabench.report.data.MOST_PANELS", 2)
     cells = {case(64, head_dim=head_dim): rounds(1.0) for head_dim in (16, 32, 64)}
     report = read_report(write_run(tmp_path / "a.csv", cells))
     assert [row["panels"] for row in report.rows] == [[0], [1], []]
-    assert "first 2 combinations" in report_page.page_data(report)["notes"][0]
+
+
+def test_a_large_figure_has_its_interval_and_no_digit_that_it_hides(tmp_path):
+    wide = {"ci95_low_ms": 0.85, "ci95_high_ms": 1.15}  # 15 % of each time, 21 % of their ratio
+    cells = [conv_cell("triton", 1024, 1.0, speedup=7.02, **wide)]
+    cells += [conv_cell("eager", 1024, 7.02, speedup=1, **{name: 7.02 * value for name, value in wide.items()})]
+    report = read_report(write(tmp_path / "a.csv", cells))
+    shown = [(one.value, one.interval) for one in figures(report)]
+    assert shown[:2] == [("7\N{MULTIPLICATION SIGN}", "± 21 %"), ("1 ms", "± 15 %")]
+    assert "triton is 7 times as fast as eager (one shape)." in summary(report)
+    assert "**7\N{MULTIPLICATION SIGN}** ± 21 % as fast as eager" in markdown(report)
+
+
+def test_charts_that_are_too_large_are_a_note(tmp_path):
+    cells = [conv_cell(f"i{number}", 1024, 1.0) for number in range(61)]
+    data = report_page.page_data(read_report(write(tmp_path / "a.csv", cells)))
+    assert (data["charts"], len(data["cells"]["rows"])) == ([], 61)
+    assert data["notes"][0].startswith("There are no charts: these results name 61 implementations")
 
 
 def test_of_several_splits_charts_take_auto(tmp_path):

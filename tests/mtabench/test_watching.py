@@ -153,8 +153,7 @@ def row(status="ok", impl="eager", seq=64, **changes):
         ([row()], True, "mtabench show 'a b.csv'"),
     ],
 )
-def test_the_next_command_fits_what_was_measured(monkeypatch, rows, charts, expected):
-    monkeypatch.setattr(advice, "find_spec", lambda name: object())
+def test_the_next_command_fits_what_was_measured(rows, charts, expected):
     assert next_command(rows, Path("a b.csv"), charts) == expected
 
 
@@ -162,11 +161,6 @@ def test_the_next_command_names_the_file_of_a_function_of_ones_own(monkeypatch):
     monkeypatch.setattr(advice, "typed_as", lambda name: f"./my files/{name.replace(':', '.py:')}")
     command = next_command([row("wrong") | {"impl": "mine:f"}], Path("a.csv"), True)
     assert command == "mtabench verify --impl './my files/mine.py:f'"
-
-
-def test_no_report_is_suggested_without_its_package(monkeypatch):
-    monkeypatch.setattr(advice, "find_spec", lambda name: None)
-    assert next_command([row(), row(seq=128)], Path("a.csv"), True) == "mtabench show a.csv"
 
 
 def test_what_cannot_run_is_told_once_an_implementation():

@@ -44,7 +44,7 @@ def chart(cells: pd.DataFrame) -> Chart | None:
 def _values(group: pd.DataFrame, _: pd.DataFrame) -> Band:
     median, low, high, unsettled = times(group)
     y = group["gbytes_s"].where(group["status"] == "ok").to_numpy(float)
-    return y, y * median / high, y * median / low, unsettled
+    return Band(y, y * median / high, y * median / low, unsettled)
 
 
 def _finding(cells: pd.DataFrame, limit: float | None, kind: str) -> str:

@@ -62,7 +62,7 @@ def _split_line(label: str, cells: pd.DataFrame) -> tuple[Line, list[Failure]]:
     numbers = cells[cells["splits"] != "auto"]
     numbers = numbers.assign(x=numbers["splits"].astype(int)).sort_values("x")
     places = numbers["row"].to_numpy(), numbers["seq"].to_numpy(), numbers["x"].to_numpy(float)
-    line = Line(label, label, False, *places, *times(numbers), mark)
+    line = Line(label, label, False, *places, **times(numbers)._asdict(), auto=mark)
     return line, list(failures_of(label, label, numbers, numbers["x"]))
 
 

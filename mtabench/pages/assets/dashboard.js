@@ -16,6 +16,7 @@
   const placeOf = new Map(cells.id.map((id, cell) => [id, cell]));
   let shown = null; // the cell whose history is shown
   let chosen = null; // the same, if the reader chose it
+  let redraw; // its chart
 
   // ---------------------------------------------------------------- all cells
 
@@ -105,8 +106,8 @@
     element("chosen-now").replaceChildren(...nowOf(points.at(-1)));
     element("chosen-changes").replaceChildren(...found.toReversed().map(changeLine));
     showRuns(points);
-    const chart = element("chosen-chart");
-    return drawChart(chart, () => historySpec(points, marks, name, chart.clientWidth));
+    redraw = () => drawHistory(element("chosen-chart"), points, marks, name);
+    redraw();
   }
 
   function pointOf(history, run, i) {
@@ -187,14 +188,19 @@
     view.delete("sort");
     const filters = Object.fromEntries(view);
     table.restore({ sort: sort.replace(/^-/, ""), descending: sort.startsWith("-"), filters });
-    return show(chosen ?? firstToShow());
+    show(chosen ?? firstToShow());
   }
 
-  // Before a choice: the largest change that is news and that a commit may explain, else the first cell.
+  // Before a choice: the largest slowdown that is news and that a commit may explain, else another change or failure.
   function firstToShow() {
     const explained = data.events.filter((event) => !event.unexplained);
-    const event = explained.find(({ recent, lasting }) => recent && lasting) ?? explained[0];
-    if (event) return data.changes[event.changes[0]].cell;
+    const news = explained.filter(({ recent, lasting }) => recent && lasting);
+    const slower = news.filter((event) => event.slower);
+    const found = [slower, news, explained].find((events) => events.length);
+    if (found) {
+      const largest = found.reduce((a, b) => (Math.abs(Math.log1p(b.change)) > Math.abs(Math.log1p(a.change)) ? b : a));
+      return data.changes[largest.changes[0]].cell;
+    }
     return data.failures.length ? data.failures[0].cell : 0;
   }
 
@@ -235,5 +241,7 @@
   showRules();
   showSources();
   addEventListener("hashchange", restore);
-  restore().then(() => performance.mark("data-ready"));
+  addEventListener("resize", () => redraw());
+  restore();
+  performance.mark("data-ready");
 })();

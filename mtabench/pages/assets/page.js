@@ -36,11 +36,23 @@ function formatNumber(value, digits = 4) {
   return value.toLocaleString("en", places);
 }
 
+// Facts beside the pointer, as text; null hides them.
+function showTooltip(facts, x, y) {
+  let box = document.getElementById("tooltip");
+  if (!box) box = document.body.appendChild(make("div", { attributes: { id: "tooltip", "aria-hidden": "true" } }));
+  box.hidden = !facts;
+  if (!facts) return;
+  box.replaceChildren(...Object.entries(facts).flatMap(([name, text]) => [make("span", { text: name }), make("b", { text })]));
+  const { clientWidth: width, clientHeight: height } = document.documentElement;
+  box.style.left = `${Math.max(4, Math.min(x + 14, width - box.offsetWidth - 4))}px`;
+  box.style.top = `${Math.max(4, Math.min(y + 14, height - box.offsetHeight - 4))}px`;
+}
+
 function plural(number, noun) {
   return `${formatNumber(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
 
-// Light and dark follow the system until the button is used. `themechange` on the document tells of a change.
+// Light and dark follow the system until the button is used.
 (function () {
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -62,7 +74,6 @@ function plural(number, noun) {
   function show() {
     const button = document.getElementById("theme-toggle");
     if (button) button.textContent = current() === "dark" ? "Light" : "Dark";
-    document.dispatchEvent(new Event("themechange"));
   }
 
   const chosen = stored();

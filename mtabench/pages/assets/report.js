@@ -5,10 +5,10 @@
   const data = pageData();
   const cells = data.cells.rows.map((values) => Object.fromEntries(data.cells.names.map((name, i) => [name, values[i]])));
   const place = (id) => document.getElementById(id);
-  const drawCharts = makeReportCharts(data, cells);
+  const showCharts = makeReportCharts(data, cells);
 
   function drawAll(shown) {
-    drawCharts(shown);
+    showCharts(shown);
     spreadTable?.setRows(withSpread(shown));
   }
 
@@ -118,8 +118,9 @@
   }));
 
   place("facts").textContent = data.facts;
-  for (const { value, words } of data.figures) {
-    place("figures").append(make("div", {}, make("dt", { text: words, className: "given" }), make("dd", { text: value })));
+  for (const { value, words, interval } of data.figures) {
+    const number = make("dd", { text: value }, make("small", { text: interval ? ` ${interval}` : "" }));
+    place("figures").append(make("div", {}, make("dt", { text: words, className: "given" }), number));
   }
   place("overhead-words").textContent =
     `Medians over those of ${data.yardstick}, plain attention, at the same shape: what ${data.computed} costs.`;
