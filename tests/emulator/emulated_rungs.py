@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from emulated_kernels import Emulator, launch_code
 
-from mta_kernels.attention import cuda_launch
+from mta_kernels.attention import cuda_flash, cuda_launch, cuda_unfused
 from mta_kernels.nvrtc.compiler import Source
 
 MATRIX_KERNELS = ("scores", "softmax_rows", "weighted_sum")
@@ -20,7 +21,11 @@ class RungEmulator(Emulator):
 
 @pytest.fixture
 def emulated_attention(monkeypatch: pytest.MonkeyPatch) -> RungEmulator:
-    """The CUDA rungs run on CPU tensors in this test."""
+    """The CUDA rungs run on CPU tensors in this test, for `attention` too."""
     found = RungEmulator()
     found.take_over(monkeypatch, cuda_launch)
+    for module in (cuda_flash, cuda_unfused):
+        for name in ("device_unsupported", "missing_package"):
+            monkeypatch.setattr(module, name, lambda *device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     return found

@@ -1,0 +1,144 @@
+"""The corners in which kernels were found wrong, small enough for Triton's interpreter and the emulator.
+
+A corner is what a case of it has beside a kind of the kernels: their `usual` one unless it names another. The sequence
+of 140 tokens has whole tiles and a rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from zlib import crc32
+
+from fuzz.calls import PUBLIC
+from fuzz.cases import FuzzCase
+from kernel_inputs import DEVICE
+
+from conformance.kernels import EAGER, Kernels
+
+Corner = dict[str, Any]
+EVERY = ("q", "k", "v", "weight", "grad_out", "q_history")
+DOCUMENTS = (0, 0, 1, 3, 33, 33, 70)  # two of no token, one of one
+
+
+def laid_out(layout: str, *others: str) -> tuple[tuple[str, str], ...]:
+    """All tensors in a layout, some of them in turn in `others`."""
+    layouts = (layout, *others)
+    return tuple((name, layouts[i % len(layouts)]) for i, name in enumerate(EVERY))
+
+
+CORNERS: dict[str, Corner] = {
+    "one token": {"batch": 2, "seq_len": 1},
+    "fewer tokens than taps": {"seq_len": 3, "batch": 2, "probe": "other sequences", "values": "uneven"},
+    "tiles and a rest": {"seq_len": 140, "probe": "future", "twice": True, "chunk_rows": 128},
+    "every key seen": {"kind": "other", "heads": 4, "probe": "other heads", "layouts": laid_out("permuted")},
+    "wide heads": {"kind": "wide", "heads": 1, "probe": "future"},
+    "documents": {"bounds": DOCUMENTS, "values": "uneven", "probe": "other documents", "twice": True},
+    "documents in which every key is seen": {"kind": "other", "bounds": (0, 40, 41, 70), "probe": "other documents"},
+    "documents of wide heads": {"kind": "wide", "bounds": (0, 3, 3, 50)},
+    "a chunk of a prompt": {"query_rows": 33, "history": 11, "probe": "future"},
+    "the newest row": {"kind": "other", "query_rows": 1, "history": 9, "layouts": laid_out("steps")},
+    "heads at a time": {"heads": 4, "kv_heads": 2, "head_chunk": 1, "seq_len": 33, "probe": "other heads"},
+    "groups of heads at a time": {"kind": "other", "heads": 4, "kv_heads": 4, "head_chunk": 2, "seq_len": 13},
+    "a scale of zero": {"scale": 0.0, "layouts": laid_out("transposed")},
+    "a negative scale": {"kind": "other", "scale": -0.3, "layouts": laid_out("columns first", "offset")},
+    "a tiny scale": {"scale": 1e-6, "seq_len": 20, "weight": "large"},
+    "scores of 60000": {"values": "large scores"},
+    "negative scores of 60000": {"values": "large scores", "scale": -0.5, "kind": "other"},
+    "equal scores": {"values": "equal", "weight": "one tap"},
+    "keys of zero": {"values": "zero keys", "seq_len": 33},
+    "a huge key": {"values": "huge key", "probe": "future"},
+    "a huge value": {"values": "huge value", "probe": "future"},
+    "the identity": {"weight": "identity", "seq_len": 33, "layouts": laid_out("padded", "rows apart")},
+    "a weight of float32": {"weight_dtype": "fp32", "seq_len": 33, "layouts": laid_out("columns first", "steps")},
+    "shared memory": {"batch": 2, "seq_len": 20, "layouts": laid_out("expanded", "expanded heads")},
+    "a gradient without strides": {"batch": 2, "seq_len": 20, "layouts": (("grad_out", "expanded everywhere"),)},
+    "by the module": {"seq_len": 20, "way": "module"},
+    "under autocast": {"seq_len": 20, "way": "autocast", "weight_dtype": "fp32"},
+    "some gradients": {"seq_len": 20, "wanted": ("k", "weight"), "way": "again"},
+}
+STEPS: dict[str, Corner] = {
+    "ragged": {"lengths": (40, 0, 130, 1, 5, 17), "probe": "other sequences", "twice": True},
+    "one program": {"lengths": (140, 33), "splits": 1, "probe": "other heads", "heads": 4},
+    "three programs": {"lengths": (140, 33, 2), "splits": 3, "probe": "beyond lengths"},
+    "more programs than keys": {"lengths": (9, 3, 1, 12), "splits": 16, "twice": True},
+    "the first token": {"lengths": (1, 1)},
+    "older queries": {"lengths": (3, 90), "older": 5, "kind": "other"},
+    "pages": {"lengths": (16, 65, 130), "page_size": 16, "probe": "other sequences", "splits": 2},
+    "large pages": {"lengths": (16, 250, 5), "page_size": 128, "probe": "beyond lengths", "kind": "wide"},
+    "wide heads": {"lengths": (70, 9), "kind": "wide"},
+    "many heads": {"lengths": (70, 9), "heads": 16, "kv_heads": 2, "kind": "wide", "probe": "other heads"},
+    "a scale of zero": {"lengths": (40,), "scale": 0.0},
+    "a negative scale": {"lengths": (40, 3), "scale": -0.3, "kind": "other"},
+    "scores of 60000": {"lengths": (40, 3), "values": "large scores"},
+    "negative scores of 60000": {"lengths": (40, 3), "values": "large scores", "scale": -0.5, "kind": "other"},
+    "equal scores": {"lengths": (40, 3), "values": "equal"},
+    "a huge key": {"lengths": (70, 33), "values": "huge key"},
+    "rows apart": {
+        "lengths": (40, 3), "layouts": (
+            ("q", "columns first"), ("k", "transposed"), ("v", "rows apart"), ("weight", "steps"),
+            ("lengths", "steps"),
+        ),
+    },
+    "shared memory": {
+        "lengths": (40, 40), "layouts": (
+            ("q", "steps"), ("k", "expanded"), ("v", "expanded heads"), ("weight", "expanded"), ("lengths", "expanded"),
+        ),
+    },
+    "off by one": {"lengths": (40, 3), "page_size": 16, "layouts": (
+        ("q", "offset"), ("k", "offset"), ("v", "padded"), ("weight", "offset"), ("block_table", "columns first"),
+    )},
+    "a weight of float32": {"lengths": (40, 3), "weight_dtype": "fp32", "weight": "identity"},
+    "under autocast": {"lengths": (40, 3), "way": "autocast", "weight_dtype": "fp32"},
+}  # fmt: skip
+
+
+def case_of(kernels: Kernels, name: str) -> FuzzCase | None:
+    """A corner for kernels, None if they have no such call."""
+    given: Corner = {"heads": 2, "kv_heads": 1, "batch": 1, "kind": "usual", "form": "whole"}
+    given |= (STEPS if kernels.decode else CORNERS)[name]
+    given.setdefault("seq_len", given.get("bounds", (70,))[-1])
+    given |= getattr(kernels, given.pop("kind"))
+    given.setdefault("query_rows", given["seq_len"])
+    if kernels.decode:
+        given["causal"] = True
+        given["form"] = "paged" if "page_size" in given else "contiguous"
+    elif "bounds" in given:
+        given["form"] = "packed"
+    elif given["query_rows"] < given["seq_len"]:
+        given["form"] = "chunk"
+    if given["form"] not in kernels.forms or not _is_called(kernels, given):
+        return None
+    given.setdefault("weight_dtype", given["dtype"])
+    if kernels.decode:
+        given |= _of_step(given)
+    given["pass_"] = "decode" if kernels.decode else "bwd" if kernels.gradients else "fwd"
+    given.setdefault("wanted", ("q", "k", "v", "weight"))
+    if given["pass_"] != "bwd":
+        given["wanted"] = ()
+    defaults: dict[str, Any] = {
+        "seed": 0, "number": crc32(name.encode()) // 10 * 10 + 1, "op": "conv-attention", "backend": kernels.backend,
+        "device": DEVICE, "scale": None, "weight": "random", "values": "normal", "way": "plain", "twice": False,
+        "probe": "none", "head_chunk": None, "chunk_rows": None, "chunk_bytes": None, "bounds": (), "lengths": (),
+        "lengths_dtype": "", "page_size": None, "splits": "auto", "layouts": (), "history": 0,
+    }  # fmt: skip
+    return FuzzCase(**defaults | given)
+
+
+def _is_called(kernels: Kernels, given: Corner) -> bool:
+    """Whether a corner is one of their function."""
+    public = kernels.operation is PUBLIC
+    return not (
+        (not public and ("head_chunk" in given or given.get("way", "plain") != "plain"))
+        or ("splits" in given and kernels.backend == EAGER and public)
+        or ("wanted" in given and not kernels.gradients)
+    )
+
+
+def _of_step(given: Corner) -> Corner:
+    """The numbers of a decode's case."""
+    lengths, page, looks_back = given["lengths"], given.get("page_size", 1), given["query_taps"] - 1
+    return {
+        "batch": len(lengths), "lengths_dtype": ("int32", "int64")[len(lengths) % 2],
+        "seq_len": -(-(max(lengths) + 2) // page) * page, "query_rows": 1,
+        "history": min(looks_back, max(lengths) - 1) + given.pop("older", 0),
+    }  # fmt: skip

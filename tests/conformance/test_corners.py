@@ -1,0 +1,31 @@
+"""Values and gradients against float64 in every corner, with NaN in all memory that a kernel gets.
+
+A case is one of the fuzz, so its checks hold for it: no argument is written, results have the same bits twice, and what
+a row, a document, a sequence or a head must not see changes no bit of it.
+"""
+
+from __future__ import annotations
+
+import pytest
+from fuzz.trial import try_case
+
+from conformance.corners import CORNERS, STEPS, case_of
+from conformance.kernels import DECODES, KERNELS, Kernels
+
+CASES = [
+    pytest.param(kernels, name, id=f"{kernels}: {name}", marks=kernels.marks)
+    for table, every in ((CORNERS, KERNELS), (STEPS, DECODES))
+    for kernels in every
+    for name in table
+    if case_of(kernels, name) is not None
+]
+
+
+@pytest.mark.parametrize(("kernels", "name"), CASES)
+def test_corner(kernels: Kernels, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of(kernels, name)
+    assert case is not None
+    kernels.run(request)
+    outcome = try_case(case, kernels.operation)
+    assert not outcome.wrong, f"{outcome.wrong}\n{case.described()}"
+    assert not outcome.refused
