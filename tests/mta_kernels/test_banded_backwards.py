@@ -34,22 +34,6 @@ def chunks_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backward_plan, "SPARED_SCRATCH", 0)
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "taps", "options"),
-    [
-        (64, (6, 11), {}),
-        (128, (6, 11), {"causal": False}),
-        (40, (3, 4), {"pad_key": "left"}),
-        (96, (8, 17), {"pad_key": "right"}),
-        (16, (1, 1), {}),
-    ],
-    ids=str,
-)
-def test_shapes(kernel: Kernel, head_dim, taps, options) -> None:
-    for batch, seq_len in ((2, 5), (1, 150)):
-        assert_as_reference(inputs(batch, 2, 1, seq_len, head_dim, taps), kernel.name, **options)
-
-
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_a_repeated_call_has_the_same_gradients(kernel: Kernel, kv_heads: int) -> None:
     """And those of calls in between have theirs: the operator runs the first two backwards, then none."""
@@ -60,18 +44,6 @@ def test_a_repeated_call_has_the_same_gradients(kernel: Kernel, kv_heads: int) -
         assert not torch.equal(found[0][name], found[1][name])
         assert all(torch.equal(found[i][name], found[i % 2][name]) for i in range(2, 6)), name
         assert len({x[name].data_ptr() for x in found}) == 6
-
-
-@pytest.mark.parametrize(("scale", "causal"), [(-0.15, True), (2.0, False)], ids=str)
-def test_scales_of_any_sign(kernel: Kernel, scale: float, causal: bool) -> None:
-    assert_as_reference(inputs(1, 2, 1, 70, 64, (6, 11)), kernel.name, scale=scale, causal=causal)
-
-
-def test_a_scale_of_zero_leaves_nothing_for_queries_keys_and_weight(kernel: Kernel) -> None:
-    leaves = inputs(1, 2, 1, 70, 64, (6, 11))
-    got = value_and_gradients(conv_attention, leaves, torch.ones_like(leaves["q"]), backend=kernel.name, scale=0.0)
-    assert not any(got[name].any() for name in ("q", "k", "weight"))
-    assert_as_reference(leaves, kernel.name, scale=0.0)
 
 
 @pytest.mark.parametrize(
@@ -150,14 +122,6 @@ def test_a_huge_value_costs_earlier_rows_no_precision(kernel: Kernel, name: str)
     assert relative_error(got["q"][:, :, :100], want["q"][:, :, :100]) < 0.01
 
 
-def test_one_token(kernel: Kernel) -> None:
-    """A softmax of one key is one: v's gradient is the output's, the others are rounding."""
-    leaves = inputs(1, 2, 1, 1, 64, (6, 11))
-    got = value_and_gradients(conv_attention, leaves, torch.ones_like(leaves["q"]), backend=kernel.name)
-    assert torch.equal(got["v"], torch.full_like(got["v"], 2))
-    assert all(got[name].abs().max() < 0.02 for name in ("q", "k", "weight"))
-
-
 @pytest.mark.parametrize("seq_len", [3, 58, 59, 60, 118, 119, 124])
 def test_rows_at_the_borders_of_warpgroups_and_of_blocks(kernel: Kernel, seq_len: int) -> None:
     """Of 6 taps a block has 118 rows: 59 of the first warpgroup's scores, and then the second's."""
@@ -195,16 +159,6 @@ def test_warpgroups_that_share_scores_agree_on_their_range(kernel: Kernel) -> No
         kernel.assert_in_any_order(leaves)
 
 
-def test_heads_at_a_time(kernel: Kernel) -> None:
-    assert_as_reference(inputs(1, 4, 2, 70, 64, (6, 11)), kernel.name, head_chunk=1)
-
-
-def test_a_chunk_of_a_prompt(kernel: Kernel) -> None:
-    whole = inputs(1, 2, 1, 120, 64, (6, 11))
-    history, rest = whole["q"][:, :, 40:50], whole["q"][:, :, 50:]
-    assert_as_reference({**whole, "q": rest, "q_history": history}, kernel.name)
-
-
 @pytest.mark.parametrize(("bounds", "causal"), [((0, 3, 3, 300, 430), False), ((0, 118, 121, 200, 370), True)], ids=str)
 def test_packed_documents(
     kernel: Kernel, bounds: tuple[int, ...], causal: bool, monkeypatch: pytest.MonkeyPatch
@@ -229,21 +183,6 @@ def test_output_gradients_of_any_size(kernel: Kernel, magnitude: float) -> None:
     else:
         for name in ("q", "weight"):
             assert relative_error(got[name], want[name] * magnitude) < 0.005
-
-
-def test_bf16_and_the_order_of_threads(kernel: Kernel) -> None:
-    leaves = inputs(1, 2, 2, 130, 64, (6, 11), dtype=BF16)
-    grad_out = torch.randn(leaves["q"].shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, BF16)
-    doubles = {name: x.double() for name, x in leaves.items()}
-    want = value_and_gradients(conv_attention_reference, doubles, grad_out.double())
-    eager = value_and_gradients(conv_attention_reference, leaves, grad_out)
-    found = []
-    for seed in (0, 1, 2):
-        kernel.seed(seed)
-        found.append(value_and_gradients(conv_attention, leaves, grad_out, backend=kernel.name))
-    for name in ("out", *NAMES):
-        assert relative_error(found[0][name], want[name]) <= 2 * relative_error(eager[name], want[name]), name
-        assert all(torch.equal(found[0][name], other[name]) for other in found[1:]), name
 
 
 @pytest.mark.skipif(not ON_GPU, reason="graphs and streams are a GPU's")

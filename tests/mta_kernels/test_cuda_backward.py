@@ -9,7 +9,7 @@ import torch
 from banded_backwards import Kernel, inputs, kernel_of
 from banded_forwards import ON_GPU
 from emulated_forward import emulated_forward  # noqa: F401
-from kernel_inputs import DEVICE, assert_as_reference, far_apart, with_gaps
+from kernel_inputs import assert_as_reference
 from planted_faults import plant
 
 from mta_kernels.conv_attention import unsupported
@@ -98,34 +98,11 @@ def test_chunks_of_wide_heads(cuda: Kernel, monkeypatch: pytest.MonkeyPatch) -> 
     cuda.assert_in_any_order(inputs(1, 2, 1, 270, 136, (6, 11)), seeds=(3,))
 
 
-def test_documents_and_a_prompt_of_wide_heads() -> None:
-    cu_seqlens = torch.tensor([0, 3, 3, 120, 200], device=DEVICE)
-    assert_as_reference(inputs(1, 2, 1, 200, 144, (6, 11)), "cuda", cu_seqlens=cu_seqlens)
-    whole = inputs(1, 2, 1, 120, 168, (6, 11))
-    rest, history = whole["q"][:, :, 50:], whole["q"][:, :, 40:50]
-    assert_as_reference({**whole, "q": rest, "q_history": history}, "cuda")
-
-
 def test_rows_of_wide_heads_whose_scores_overflow_fp16() -> None:
     leaves = inputs(1, 2, 1, 150, 192, (6, 11), dtype=BF16)
     leaves["q"][:, :, [0, 70, 71, 140, 149]] *= 300
     leaves["k"][:, :, [3, 64, 120]] *= 300
     assert_as_reference(leaves, "cuda", scale=-1.0)
-
-
-def test_inputs_of_any_layout_and_a_float32_weight() -> None:
-    leaves = inputs(2, 2, 1, 70, 24, (3, 5))
-    leaves["q"] = leaves["q"].transpose(1, 2).contiguous().transpose(1, 2)
-    leaves["k"] = with_gaps(leaves["k"])
-    leaves["v"] = torch.nn.functional.pad(leaves["v"], (0, 1))[..., :24]
-    leaves["weight"] = with_gaps(leaves["weight"].float())
-    assert_as_reference(leaves, "cuda")
-
-
-@pytest.mark.skipif(ON_GPU, reason="a GPU has no memory that is not there until it is used")
-def test_rows_that_lie_far_apart() -> None:
-    leaves = inputs(1, 1, 1, 3, 24, (3, 5))
-    assert_as_reference(leaves | {name: far_apart(leaves[name], 2) for name in ("q", "k", "v")}, "cuda")
 
 
 @pytest.mark.skipif(ON_GPU, reason="plants faults in the emulated source")

@@ -6,17 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decode_steps import assert_decodes, check_independence, exact, make_decode, paged
+from decode_steps import assert_decodes, exact, make_decode, paged
 from emulated_decode import H200, emulated_decode  # noqa: F401
-from kernel_inputs import DEVICE, RANGES, far_apart, make, poison_memory, relative_error, with_gaps, with_range
+from kernel_inputs import DEVICE, RANGES, far_apart, make, poison_memory, relative_error, with_range
 from planted_faults import plant
 from torch import Tensor
 
 from mta_kernels.conv_attention import (
     conv_attention_decode,
-    conv_attention_reference,
     explain,
-    identity_weight,
     unsupported,
 )
 from mta_kernels.conv_attention.cuda_decode import arrivals
@@ -47,18 +45,7 @@ def run(inputs: tuple[Tensor, ...], **options) -> Tensor:
     return conv_attention_decode(q, k, v, weight, lengths=lengths, backend="cuda", **options)
 
 
-def off_by_one(x: Tensor) -> Tensor:
-    """The same numbers, contiguous, but not at a multiple of 16 bytes."""
-    return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
-
-
 RAGGED = [40, 0, 300, 1, 5, 17, 6, 70]  # some shorter than the taps
-
-
-@pytest.mark.parametrize("splits", ["auto", 1, 3])
-def test_ragged_lengths(gpu, splits: int | str) -> None:
-    inputs = make_decode(RAGGED, 1, 1, 64, (6, 11), BF16)
-    assert_decodes(run(inputs, splits=splits), *inputs, rounding=4)
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 3, 132])
@@ -79,14 +66,6 @@ def test_heads_of_one_length_are_shared_evenly(gpu) -> None:
     assert torch.equal(run((q, k, v, weight, lengths)), run((q, k, v, weight, lengths), splits=splits))
     lengths[1] = 200
     assert not torch.equal(run((q, k, v, weight, lengths)), run((q, k, v, weight, lengths), splits=splits))
-
-
-def test_the_order_of_threads_changes_nothing(gpu) -> None:
-    inputs = make_decode([200, 130], 1, 1, 64, (6, 11), BF16)
-    results = []
-    for gpu.seed in (0, 1, 2):
-        results.append(run(inputs))
-    assert all(torch.equal(results[0], other) for other in results[1:])
 
 
 @pytest.mark.parametrize(
@@ -147,34 +126,6 @@ def test_pages(gpu, page_size: int) -> None:
             assert torch.equal(other, got)
 
 
-def test_any_layout(gpu) -> None:
-    inputs = make_decode([4, 90], 6, 2, 17, (4, 6), BF16)
-    q, k, v, weight, lengths = inputs
-    want = run(inputs)
-    assert_decodes(want, *inputs, rounding=4)
-
-    def dim_major(x):
-        return x.transpose(2, 3).contiguous().transpose(2, 3)
-
-    for change in (dim_major, off_by_one):
-        changed = (*(change(x) for x in (q, k, v)), weight.transpose(1, 2).contiguous().transpose(1, 2), lengths.int())
-        assert torch.equal(run(changed), want), change.__name__
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
-def test_any_strides_of_lengths_pages_and_weight(gpu, dtype: torch.dtype) -> None:
-    q, k, v, weight, lengths = make_decode([17, 9, 30, 9], 2, 1, 64, (6, 11), FP16)
-    (k, table), (v, _) = paged(k, 16), paged(v, 16)
-    lengths = lengths.to(dtype)
-    want = run((q, k, v, weight, lengths), block_table=table)
-    got = run((q, k, v, with_gaps(weight), with_gaps(lengths)), block_table=with_gaps(table))
-    assert torch.equal(got, want)
-    alike = [x[:1].expand_as(x) for x in (weight, lengths, table)]
-    copies = [x.clone() for x in alike]
-    got, want = (run((q, k, v, weight, lengths), block_table=table) for weight, lengths, table in (alike, copies))
-    assert torch.equal(got, want)
-
-
 @pytest.mark.skipif(ON_GPU, reason="takes memory that only a CPU need not have")
 @pytest.mark.parametrize("heads", [(3, 3), (12, 2)], ids=str)
 @pytest.mark.parametrize("name", ["q", "k", "v", "weight", "lengths", "table"])
@@ -191,65 +142,6 @@ def test_numbers_beyond_2_to_the_31(gpu, name: str, heads: tuple[int, int]) -> N
     want = with_table(**given)
     for dim in range(given[name].dim()):
         assert torch.equal(with_table(**given | {name: far_apart(given[name], dim)}), want), dim
-
-
-def test_queries_of_any_layout_beside_aligned_caches(gpu) -> None:
-    q, k, v, weight, lengths = make_decode(RAGGED, 1, 1, 64, (6, 11), BF16)
-    want = run((q, k, v, weight, lengths))
-    short = torch.stack([lengths, lengths], dim=1)[:, 0].int()
-    assert torch.equal(run((torch.stack([q, q], dim=4)[..., 0], k, v, weight, short)), want)
-    assert torch.equal(run((off_by_one(q), k, v, weight, short)), want)
-
-
-@pytest.mark.parametrize("window", [3, 9])
-def test_window_of_any_size(gpu, window: int) -> None:
-    """Shorter than the convolution while the sequence is, or longer than it looks back."""
-    inputs = make_decode([1, 2, 3] if window == 3 else [1, 5, 120], 1, 1, 64, (6, 11), BF16, window=window)
-    assert_decodes(run(inputs), *inputs, rounding=4)
-
-
-def test_every_row_of_the_forward(gpu) -> None:
-    """One sequence a row, all in one ragged batch; nothing is read of queries before the first."""
-    rows = 24
-    q, k, v, weight = make(1, 1, 1, rows, 64, (6, 11), BF16)
-    whole = conv_attention_reference(*(x.double() for x in (q, k, v, weight)))
-    before = torch.cat([torch.full_like(q[:, :, :5], float("nan")), q], 2)
-    windows = before[0].unfold(1, 6, 1).permute(1, 0, 3, 2)  # [rows, Hq, cq, D]
-    lengths = torch.arange(1, rows + 1, device=DEVICE, dtype=torch.int32)
-    got = run((windows, *(x.expand(rows, -1, -1, -1) for x in (k, v)), weight, lengths))
-    for row in range(rows):
-        assert relative_error(got[row, :, 0], whole[0, :, row]) < 0.02, row
-
-
-def test_float32_weight_and_the_identity(gpu) -> None:
-    inputs = make_decode(RAGGED, 1, 1, 64, (6, 11), BF16)
-    q, k, v, weight, lengths = inputs
-    exact_weight = (q, k, v, weight.float() * 1.001, lengths)
-    assert_decodes(run(exact_weight), *inputs[:3], *exact_weight[3:], rounding=4)
-    plain = identity_weight(1, 6, 11, dtype=BF16, device=DEVICE)
-    assert_decodes(run((q, k, v, plain, lengths)), q, k, v, plain, lengths, rounding=4)
-
-
-@pytest.mark.parametrize("magnitude", [1e-3, 30.0, 300.0])
-def test_scores_of_any_size(gpu, magnitude: float) -> None:
-    inputs = make_decode([5, 70, 200], 1, 1, 64, (6, 11), BF16, magnitude=magnitude)
-    assert_decodes(run(inputs), *inputs, rounding=4)
-
-
-def test_very_negative_scores(gpu) -> None:
-    """Every true score far below zero: a masked zero must not win the softmax."""
-    q, k, v, weight, lengths = make_decode([3, 200], 1, 1, 64, (6, 11), BF16)
-    inputs = (q.abs() * 5, -k.abs() * 5, v, weight.abs() + 0.1, lengths)
-    assert_decodes(run(inputs, splits=2), *inputs, rounding=4)
-
-
-@pytest.mark.parametrize(("heads", "dtype"), [(4, FP16), (8, BF16)])
-def test_sequences_and_heads_are_independent(gpu, heads: int, dtype: torch.dtype) -> None:
-    gpu.shared_memory = 40_000  # a warp takes one tile after another
-    inputs = q, k, v, weight, lengths = make_decode([50, 150, 20, 0], heads, 1, 64, (6, 11), dtype)
-    check_independence(lambda *inputs: run(inputs, splits=1), inputs)
-    alone = run((q[1:2], k[1:2], v[1:2], weight, lengths[1:2]), splits=1)
-    assert torch.equal(alone, run(inputs, splits=1)[1:2])
 
 
 @pytest.mark.gpu
@@ -382,13 +274,6 @@ def test_auto_takes_it_where_heads_share_many_keys(gpu, monkeypatch: pytest.Monk
     assert choice(4, 64, pages=100) == "cuda"
     monkeypatch.setattr(triton_backend, "_capability", lambda device: (8, 0))
     assert choice(1, 64) == "cuda"  # Triton without the copy engine
-
-
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_compiled_as_one_graph(gpu, dynamic: bool | None) -> None:
-    inputs = make_decode(RAGGED, 1, 1, 64, (6, 11), BF16)
-    compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    assert torch.equal(compiled(inputs), run(inputs))
 
 
 def test_it_has_no_gradient(gpu) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decode_steps import assert_decodes, check_independence, exact, make_decode, paged
+from decode_steps import assert_decodes, exact, make_decode, paged
 from emulated_decode import H200, emulated_decode  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory, relative_error
 from planted_faults import plant
@@ -63,13 +63,6 @@ def make_groups(
     return q, k, v, weight, at
 
 
-@pytest.mark.parametrize("splits", ["auto", 1, 3])
-def test_ragged_lengths(gpu, splits: int | str) -> None:
-    inputs = make_groups(RAGGED)
-    assert_decodes(run(inputs, splits=splits), *inputs, rounding=4)
-    assert gpu.described == 1
-
-
 @pytest.mark.parametrize("multiprocessors", [1, 8])
 def test_any_number_of_programs(gpu, multiprocessors: int) -> None:
     """Programs with many tiles and heads, and heads with many programs."""
@@ -77,10 +70,6 @@ def test_any_number_of_programs(gpu, multiprocessors: int) -> None:
     for lengths in ([900, 33], [130] * 15, RAGGED * 9):  # the last on a GPU too without merge.cu
         inputs = make_groups(lengths)
         assert_decodes(run(inputs), *inputs, rounding=4)
-
-
-def test_sequences_and_heads_are_independent(gpu) -> None:
-    check_independence(lambda *inputs: run(inputs, splits=1), make_groups([5, 700]))
 
 
 def test_two_blocks_of_heads_whose_last_programs_add_up(gpu, monkeypatch) -> None:
@@ -91,15 +80,6 @@ def test_two_blocks_of_heads_whose_last_programs_add_up(gpu, monkeypatch) -> Non
     for _ in range(2):
         assert_decodes(run(inputs), *inputs, rounding=4)
     assert gpu.described == 2
-
-
-def test_the_order_of_threads_changes_nothing(gpu) -> None:
-    gpu.multiprocessors = 2
-    inputs = make_groups([700, 130])
-    results = []
-    for gpu.seed in range(8):
-        results.append(run(inputs))
-    assert all(torch.equal(results[0], other) for other in results[1:])
 
 
 def run_in_pages(inputs: tuple[Tensor, ...], page_size: int, **options) -> Tensor:
@@ -199,13 +179,6 @@ def test_scores_of_any_size(gpu, size: float, scale: float) -> None:
     inputs = make_groups([5, 70, 200], magnitude=size)
     want = exact(*inputs, scale=scale)
     assert relative_error(run(inputs, scale=scale), want) < 0.01
-
-
-def test_windows(gpu) -> None:
-    """Shorter than the convolution while the sequence is, and longer than it looks back."""
-    for lengths, window in (([1, 2, 3], 3), ([1, 5, 120], 9)):
-        inputs = make_groups(lengths, window=window)
-        assert_decodes(run(inputs), *inputs, rounding=4)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,13 +9,12 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from checked_addresses import check_addresses
-from decode_steps import assert_decodes, check_independence, make_decode, paged
-from kernel_inputs import DEVICE, DTYPES, RANGES, far_apart, make, poison_memory, relative_error, with_gaps, with_range
+from decode_steps import assert_decodes, make_decode, paged
+from kernel_inputs import DEVICE, RANGES, far_apart, poison_memory, relative_error, with_range
 
 from mta_kernels.conv_attention import (
     conv_attention_decode,
     conv_attention_decode_reference,
-    conv_attention_reference,
     explain,
 )
 from mta_kernels.conv_attention.cuda_decode import backend
@@ -50,27 +47,6 @@ def test_ragged_lengths(taps: tuple[int, int], dtype: torch.dtype) -> None:
     bulk = dtype == torch.float16 and HAS_COPY_ENGINE
     inputs = make_decode(lengths, 1, 1, 72 if bulk else 40, taps, dtype)
     assert decode.reads_in_bulk(*inputs[:3], None) == bulk
-    assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=2), *inputs)
-
-
-@pytest.mark.parametrize("pad_key", ["both", "left", "right"])
-@pytest.mark.parametrize("taps", [(1, 4), (4, 6), (11, 3), (16, 31)], ids=lambda t: f"{t[0]}x{t[1]}")
-def test_key_paddings(taps: tuple[int, int], pad_key: str) -> None:
-    inputs = make_decode([20, 120], 1, 1, 24, taps, torch.float16 if taps == (16, 31) else torch.float32)
-    got = conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=1, pad_key=pad_key)
-    assert_decodes(got, *inputs, pad_key=pad_key)
-
-
-@pytest.mark.parametrize("head_dim", [17, 40, 64, 80, 128, 256])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
-    inputs = make_decode([7, 139], 1, 1, head_dim, (6, 11), dtype)
-    assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=1), *inputs)
-
-
-@pytest.mark.parametrize("group", [2, 3, 4, 8, 12])
-def test_groups_share_a_kv_head(group: int) -> None:
-    inputs = make_decode([100], 2 * group, 2, 64, (6, 11), DTYPES[-1])
     assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=2), *inputs)
 
 
@@ -187,40 +163,6 @@ def test_caches_whose_numbers_of_a_key_lie_apart_are_for_others(heads: tuple[int
     assert explain(q, apart, v, weight, decode=True).backend == "cuda"
 
 
-@pytest.mark.parametrize("taps", [(6, 11), (4, 6)], ids=lambda t: f"{t[0]}x{t[1]}")
-def test_every_row_of_the_forward(taps: tuple[int, int]) -> None:
-    """One sequence a row, all in one ragged batch."""
-    rows = 24
-    q, k, v, weight = make(1, 2, 1, rows, 32, taps)
-    whole = conv_attention_reference(*(x.double() for x in (q, k, v, weight)))
-    before = torch.cat([torch.full_like(q[:, :, : taps[0] - 1], float("nan")), q], 2)  # no query before the first
-    windows = before[0].unfold(1, taps[0], 1).permute(1, 0, 3, 2)  # [rows, Hq, cq, D]
-    caches = [x.expand(rows, -1, -1, -1) for x in (k, v)]
-    lengths = torch.arange(1, rows + 1, device=DEVICE, dtype=torch.int32)
-    got = conv_attention_decode_triton(windows, *caches, weight, lengths=lengths, splits=1)
-    for row in range(rows):
-        assert relative_error(got[row, :, 0], whole[0, :, row]) < 2e-6, row
-
-
-@pytest.mark.parametrize("window", [3, 9])
-def test_window_of_any_size(window: int) -> None:
-    """Shorter than the convolution while the sequence is, or longer than it looks back."""
-    inputs = make_decode([1, 2, 3] if window == 3 else [1, 5, 120], 2, 1, 32, (6, 11), window=window)
-    assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4]), *inputs)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_scale_float32_weight_and_large_scores(dtype: torch.dtype) -> None:
-    q, k, v, weight, lengths = make_decode([5, 130], 2, 1, 48, (6, 11), dtype)
-    weight = weight.float() * 1.001
-    got = conv_attention_decode_triton(q, k, v, weight, lengths=lengths, scale=0.3)
-    assert_decodes(got, q, k, v, weight, lengths, scale=0.3)
-    large = make_decode([5, 70, 130], 4, 1, 64, (6, 11), dtype, magnitude=30.0)
-    got = conv_attention_decode_triton(*large[:4], lengths=large[4])
-    assert torch.isfinite(got).all()
-    assert_decodes(got, *large, rounding=64)  # a rounded score of hundreds
-
-
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("kind", RANGES)
 def test_range_of_fp16(kind: str, group: int) -> None:
@@ -230,47 +172,6 @@ def test_range_of_fp16(kind: str, group: int) -> None:
     got = conv_attention_decode_triton(*inputs, lengths=lengths, scale=scale)
     exact = conv_attention_decode_reference(*(x.double() for x in inputs), lengths=lengths, scale=scale)
     assert relative_error(got, exact) < 2e-3
-
-
-def test_very_negative_scores() -> None:
-    """Every true score far below zero: a masked zero must not win the softmax."""
-    q, k, v, weight, lengths = make_decode([3, 70], 1, 1, 32, (2, 3))
-    q, k, weight = q.abs() * 5, -k.abs() * 5, weight.abs() + 0.1
-    got = conv_attention_decode_triton(q, k, v, weight, lengths=lengths, splits=2)
-    exact = conv_attention_decode_reference(*(x.double() for x in (q, k, v, weight)), lengths=lengths)
-    assert relative_error(got, exact) < 1e-5
-
-
-def test_any_strides() -> None:
-    q, k, v, weight, lengths = make_decode([4, 90], 4, 2, 48, (6, 11))
-    want = conv_attention_decode_triton(q, k, v, weight, lengths=lengths, splits=2)
-
-    def token_major(x):
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-    def off_by_one(x):
-        return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
-
-    for change in (token_major, off_by_one):
-        got = conv_attention_decode_triton(*(change(x) for x in (q, k, v)), weight, lengths=lengths.int(), splits=2)
-        assert relative_error(got, want) < 1e-6, change.__name__
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
-def test_any_strides_of_lengths_pages_and_weight(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    if DEVICE == "cpu":
-        check_addresses(monkeypatch)
-    q, k, v, weight, lengths = make_decode([17, 9, 30, 9], 2, 1, 16, (3, 4))
-    (k, table), (v, _) = paged(k, 16), paged(v, 16)
-
-    def run(lengths: Tensor, table: Tensor, weight: Tensor) -> Tensor:
-        return conv_attention_decode(q, k, v, weight, lengths=lengths, block_table=table, backend="triton", splits=2)
-
-    lengths = lengths.to(dtype)
-    want = run(lengths, table, weight)
-    assert torch.equal(run(with_gaps(lengths), with_gaps(table), with_gaps(weight)), want)
-    alike = [x[:1].expand_as(x) for x in (lengths, table, weight)]
-    assert torch.equal(run(*alike), run(*(x.clone() for x in alike)))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="takes memory that only a CPU need not have")
@@ -289,25 +190,6 @@ def test_numbers_beyond_2_to_the_31(name: str, monkeypatch: pytest.MonkeyPatch) 
     want = run(**given)
     for dim in range(given[name].dim()):
         assert torch.equal(run(**given | {name: far_apart(given[name], dim)}), want), dim
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sequences_and_heads_are_independent(dtype: torch.dtype) -> None:
-    """And a sequence without tokens gives zeros."""
-    inputs = q, k, v, weight, lengths = make_decode([50, 90, 20], 4, 1, 32, (4, 6), dtype)
-
-    def run(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, lengths: Tensor, backend: str = "triton") -> Tensor:
-        splits = 2 if backend == "triton" else "auto"
-        return conv_attention_decode(q, k, v, weight, lengths=lengths, backend=backend, splits=splits)
-
-    check_independence(run, inputs)
-    check_independence(partial(run, backend="reference"), inputs)
-    whole = run(*inputs)
-    assert torch.equal(whole[1:2], run(q[1:2], k[1:2], v[1:2], weight, lengths[1:2]))
-    lengths[0] = 0
-    padded = run(*inputs)
-    assert torch.equal(padded[1:], whole[1:])
-    assert (padded[0] == 0).all()
 
 
 @pytest.mark.parametrize("shared_memory", [166912, 101376], ids=["sm_80", "sm_86"])
