@@ -91,9 +91,10 @@ def _sums(x: Tensor) -> list[Tensor]:
 
     Of eight bytes at a time, where rows have as many: PyTorch makes an int64 copy of what it adds up.
     """
-    whole = x.dim() and x.shape[-1] * x.element_size() % 8 == 0
-    bits = x.detach().contiguous().view(torch.int64 if whole else INTEGERS[x.element_size()])
-    sums = [bits.sum(dim, dtype=torch.int64).flatten() for dim in range(-min(x.dim(), 2), 0)]
+    flat = x.detach().contiguous().flatten()
+    whole = all(count * x.element_size() % 8 == 0 for count in (*x.shape[-1:], flat.storage_offset()))
+    bits = flat.view(INTEGERS[8 if whole else x.element_size()]).unflatten(0, (*x.shape[:-1], -1))
+    sums = [bits.sum(dim, dtype=torch.int64).flatten() for dim in range(-min(bits.dim(), 2), 0)]
     return [(each * torch.arange(1, 2 * len(each), 2, device=x.device)).sum() for each in sums]
 
 

@@ -138,6 +138,22 @@ def test_a_result_that_changes_until_the_device_is_idle_is_late(monkeypatch):
         side_effects.check_in_time("cuda", seen, [result])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sums_tell_whether_a_tensor_changed_however_it_lies(dtype):
+    """Rows of an odd number, and places that eight bytes do not divide, among them."""
+    buffer = torch.randn(4000).to(dtype)
+    for x in (
+        buffer[:960].view(2, 3, 10, 16), buffer[1:961].view(2, 3, 10, 16), buffer[:990].view(2, 3, 165), buffer[:1],
+        buffer[:960].view(2, 10, 3, 16).transpose(1, 2), buffer[:16].as_strided((1, 1, 1, 16), (16, 16, 1, 1)),
+    ):  # fmt: skip
+        seen, before = side_effects.look([x]), x.clone()
+        assert all(map(torch.equal, seen, side_effects.look([x])))
+        for change in (lambda x: x[(0,) * x.dim()].neg_(), lambda x: x.copy_(x.roll(1, -1))):
+            change(x)
+            assert torch.equal(x, before) or not all(map(torch.equal, seen, side_effects.look([x])))
+            x.copy_(before)
+
+
 def test_settings_take_none_of_the_time_for_which_a_gpu_is_held_back(monkeypatch):
     """They take longer: what works on another stream would be over when it is looked at."""
     done = []
