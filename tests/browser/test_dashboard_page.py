@@ -128,7 +128,7 @@ def test_the_largest_slowdown_is_marked_before_a_choice_though_another_is_newer(
     page = opened("two")
     assert "+10.0 %" in page.locator("#slower-list tbody tr").first.inner_text()
     assert chosen(page) == "fwd triton 1024"
-    assert page.locator("#chosen-chart text.warn").inner_text() == "+30.0 % ?"
+    assert page.locator("#chosen-chart text.warn").text_content() == "+30.0 % ?"
 
 
 def test_a_change_opens_to_its_cells_and_a_cell_to_its_history(opened):
