@@ -57,7 +57,7 @@ def name_ends(figure: Figure, panels: Mapping[Axes, Sequence[Named]], styles: Ma
 
 def named(key: Any, name: str, curve: pd.Series) -> Named:
     """A curve by its index, for `name_ends`; `key` is that of its style."""
-    return Named(key, name, curve.index.to_numpy(float), curve.to_numpy(float))
+    return Named(key, name, None, curve.index.to_numpy(float), curve.to_numpy(float))
 
 
 def save_chart(figure: Figure, csv_path: Path) -> list[Path]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from kernel_inputs import DEVICE, make, relative_error
 from torch import Tensor

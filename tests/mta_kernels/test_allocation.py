@@ -14,7 +14,9 @@ PACKAGE = Path(mta_kernels.__file__).parent
 FACTORIES = {"empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_"}
 OTHERS = {  # functions outside of fakes that may call a factory: no kernel fills what it returns
     "conv_attention/arguments.py like_cast",
+    "multi_token_attention/choice.py _cuda_kernels",  # of the meta device
     "multi_token_attention/module.py __init__",
+    "plan.py plan",  # of the meta device
 }
 
 
