@@ -36,13 +36,9 @@ BY_FILE = {
     (CUDA, f"{SM80}backward_rows.cuh"): {
         "dc that other warps store": ("__syncthreads();  // the dc of all warps", "//"),
         "a block's rows counted before they are stored": ("    __syncthreads();\n    if (t", "    if (t"),
-        "dc of other documents": ("if (SPANS) rows.replace_unseen(dc, first_column, 0);", ""),
     },
     (HOPPER, f"{BANDED}positions.cuh"): {
         "a row sees the next key": (".key_rows - at.query_rows) + 1", ".key_rows - at.query_rows) + 2"),
-    },
-    (CUDA, f"{BANDED}positions.cuh"): {
-        "a document's end": ("t.key_rows + clamp_row(at, row", "t.key_rows + clamp_row(at, row + 1"),
     },
     (HOPPER, f"{BANDED}forward_softmax.cuh"): {
         "sums not rescaled": ("running_sum[h] *= rescale[h];", ""),
@@ -89,7 +85,6 @@ BY_FILE = {
         "a sum that no chunk began": ("(key < written)[:, None]", "(key <= written)[:, None]"),
         "dv times the loss scale": ("total /= loss_scale_of(loss_scale_ptr, batch_head, key, key_rows, SPANS)", ""),
         "dc without delta": ("(dp - delta[:, None])", "(dp - 0 * delta[:, None])"),
-        "infinity of another document": (" = tl.where(p == 0.0, 0.0, dc)", " = dc"),
     },
     (TRITON_STEPS, SHARES): {
         "a page's offset": ("(key % PAGE_SIZE).to(tl.int64)", "key.to(tl.int64)"),
