@@ -28,7 +28,6 @@ from mtabench.implementations._user_code import (
 from mtabench.implementations._user_kernels import implementation_from
 from mtabench.problem.axes import parse_names
 from mtabench.problem.case import Case
-from mtabench.static.sources import Source
 
 BASELINE = "eager"
 USUAL_OPS = ("conv-attention", "attention")  # of a sweep that names none
@@ -182,9 +181,3 @@ def libraries(pass_: str, device: str, op: str) -> list[Implementation]:
         if entry.yardstick and entry.op == op and pass_ in entry.passes and device in entry.devices
     )
     return sorted(found, key=lambda entry: (entry.work == "dense", entry.by_name, -entry.order))
-
-
-def sources() -> dict[str, Source]:
-    """What `mtabench inspect` compiles, by name, in order."""
-    found = {source for implementation in IMPLEMENTATIONS for source in implementation.sources}
-    return {source.name: source for source in sorted(found, key=lambda source: (source.order, source.name))}

@@ -8,7 +8,7 @@ from mtabench.static.sources import Source
 
 def planted(name):
     """The source that a function of `planted_kernels` is."""
-    return Source(name, partial(_call, name), ("product", "copy"))
+    return Source(name, partial(_call, name))
 
 
 def _call(name, shape, limits):

@@ -89,6 +89,7 @@ def plan(gpu: PlannedGpu, call: Callable[..., Any], *args: Any, backward: bool =
                 gradients = [torch.empty_like(x) for x in outputs]
                 recorder.held -= sum(x.untyped_storage().nbytes() for x in gradients)  # they are inputs, too
                 recorder.found = Plan(peak_bytes=recorder.held)
+                _backward_as_if_on(recorder, outputs)
                 torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
     finally:
         planned.record_with(None)
@@ -110,6 +111,20 @@ def gpu_like(device: torch.device) -> PlannedGpu:
 def on_planned(gpu: PlannedGpu) -> TorchFunctionMode:
     """A context in which tensors of the meta device say that they are on this GPU."""
     return _AsIfOn(Recorder(gpu))
+
+
+def _backward_as_if_on(recorder: Recorder, outputs: Sequence[Tensor]) -> None:
+    """Let each step of a backward have the mode of the forward, which autograd leaves out."""
+    nodes = [x.grad_fn for x in outputs]
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            mode = _AsIfOn(recorder)
+            node.register_prehook(lambda gradients, mode=mode: mode.__enter__() and None)
+            node.register_hook(lambda before, after, mode=mode: mode.__exit__(None, None, None))
+            nodes += [following for following, _ in node.next_functions]
 
 
 class Recorder(TorchDispatchMode):

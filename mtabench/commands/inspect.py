@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mtabench import registry
 from mtabench.console import make_console, say, show_step
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.problem import axes
@@ -16,8 +15,9 @@ from mtabench.prose import plural
 from mtabench.results.outputs import check_outputs, write_text
 from mtabench.static import baseline as comparing
 from mtabench.static import records, runs, tables
-from mtabench.static.compiling import has_one, short_name
+from mtabench.static.compiling import short_name
 from mtabench.static.limits import DEFAULT_TARGETS, TARGETS, Limits, limits_of
+from mtabench.static.plans import SOURCES
 from mtabench.static.records import Inspection, Kernel
 from mtabench.static.shapes import ALL_SHAPES, Shape, ShapeFilter, chosen_shapes
 from mtabench.tables import print_columns, print_prose
@@ -41,7 +41,6 @@ def run(
     if accept and (baseline is None or all_shapes or target or kernel or asked != ShapeFilter()):
         raise UsageError("--accept replaces a whole baseline: it needs --baseline FILE, and no target, kernel or shape")
     names = tuple(map(short_name, axes.parse_names(kernel, "--kernel"))) if kernel is not None else ()
-    _check_names(names)
     targets = _targets(target, base)
     shapes = chosen_shapes(asked, base.shapes if base else ALL_SHAPES if all_shapes else None)
     if importlib.util.find_spec("triton") is None:
@@ -51,7 +50,10 @@ def run(
     disassemble = sass if sass is not None else base is None
     found = _compiled(targets, shapes, names, disassemble)
     if base is None and not found.kernels:
-        raise UsageError(f"no kernel that --kernel {kernel} names is launched for these targets and shapes")
+        raise UsageError(
+            f"no kernel that --kernel {kernel} names is launched for these targets and shapes; there are "
+            f"{', '.join(found.launched)}"
+        )
     for option, path in reports.items():
         write_text(path, records.json_text(found) if option == "--json-file" else records.csv_text(found.kernels))
     console = make_console()
@@ -81,7 +83,6 @@ def _compiled(
     targets: Sequence[Limits], shapes: Sequence[Shape], names: Sequence[str], disassemble: bool
 ) -> Inspection:
     """What came of compiling, with a line on standard error for each shape of a target as it ends."""
-    sources = [source for source in registry.sources().values() if has_one(source.kernels, names)]
     total = len(targets) * len(shapes)
     done = 0
 
@@ -91,7 +92,7 @@ def _compiled(
         show_step(status, f"[{done}/{total}] {limits.target}: {shape.name}: {plural(len(kernels), 'kernel')}")
 
     with Console(stderr=True).status(f"[0/{total}] compiling") as status:
-        return runs.inspect(targets, shapes, sources, names=names, disassemble=disassemble, progress=progress)
+        return runs.inspect(targets, shapes, SOURCES, names=names, disassemble=disassemble, progress=progress)
 
 
 def _show(console: Console, found: Inspection, targets: Sequence[Limits]) -> None:
@@ -146,11 +147,3 @@ def _accept(console: Console, found: Inspection, path: Path) -> int:
     write_text(path, records.json_text(found))
     say(console, f"kernels that {path} holds now: {len(found.kernels)}")
     return 0
-
-
-def _check_names(names: Sequence[str]) -> None:
-    """Raise UsageError for a name that no kernel's name holds."""
-    known = sorted({kernel for source in registry.sources().values() for kernel in source.kernels})
-    for name in names:
-        if not has_one(known, [name]):
-            raise UsageError(f"--kernel {name!r} is part of no kernel's name; there are {', '.join(known)}")

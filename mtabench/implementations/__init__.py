@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtabench.problem.case import MODES, Case
 from mtabench.problem.rungs import Rung
-from mtabench.static.sources import Source
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,8 +56,8 @@ class Implementation:
     `no_expanded_dout` says why its backward is not checked with dout of one row expanded over all, if it is not.
 
     What `compiles` takes seconds before its first call of a shape. What is `slow_to_compile` is verified at one shape
-    and dtype. `mtabench inspect` compiles its `sources`. Ranks can share a sequence where `ranks_backend` names the
-    backend of `conv_attention` that it is. Its closure is called `within` a context.
+    and dtype. Ranks can share a sequence where `ranks_backend` names the backend of `conv_attention` that it is. Its
+    closure is called `within` a context.
     """
 
     name: str
@@ -82,7 +81,6 @@ class Implementation:
     compiles: bool = False
     slow_to_compile: bool = False
     no_expanded_dout: str = ""
-    sources: tuple[Source, ...] = ()
     flops: float | None = None
     stores: Rung | None = None
     planned: bool = False

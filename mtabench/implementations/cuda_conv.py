@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mtabench.implementations import Closure, Implementation, Style
 from mtabench.implementations._calls import options_of, typical_conv_call, weight_of
 from mtabench.problem.case import Case
-from mtabench.static.limits import Limits
-from mtabench.static.shapes import Shape
-from mtabench.static.sources import CudaKernel, Source, compiled, need_compiler
 
 if TYPE_CHECKING:
     from mtabench.problem.inputs import Inputs
@@ -43,33 +39,6 @@ def splits_used(case: Case) -> int:
     return choose_splits(case.batch, case.heads, case.seq, torch.device(case.device))
 
 
-FILES = {
-    "forward.cu": ("forward",),
-    "backward_q.cu": ("backward_q",),
-    "backward_kv.cu": ("backward_kv",),
-    "decode.cu": ("decode_split", "decode_combine"),
-}
-
-
-def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
-    """The kernels of all its files. Raises SkippedError without a compiler."""
-    from mta_kernels.conv_attention.cuda_conv import shape as shapes
-    from mtabench.problem.inputs import DTYPES
-
-    dtype = DTYPES[shape.dtype]
-    if not shape.by_name or shapes.shape_unsupported(dtype, shape.head_dim, *shape.conv):
-        return
-    need_compiler()
-    geometry = shapes.Shape(dtype, shape.head_dim, *shape.conv)
-    for file, names in FILES.items():
-        code = compiled(geometry.source(file, limits.target))
-        for name in names:
-            kernel, shared = f"conv_attention_{name}", geometry.shared_memory[file]
-            yield CudaKernel(kernel, code, shapes.THREADS // 32, shared, f"cuda_conv_{name}")
-
-
-KERNELS = tuple(f"cuda_conv_{name}" for names in FILES.values() for name in names)
-
 ENTRIES = (
     Implementation(
         order=60, name="cuda-conv", op="conv-attention", passes=("fwd", "bwd", "decode"), devices=("cuda",),
@@ -77,6 +46,5 @@ ENTRIES = (
         summary="the published approach in CUDA: overlapping tiles, the convolution on the CUDA cores",
         build=build, why_not=why_not, splits_used=splits_used, by_name=True,
         style=Style("#7A7A00", "#C9C93A", "*", "-"), compiles=True,
-        sources=(Source("cuda_conv", source, KERNELS, order=60),),
     ),
 )  # fmt: skip

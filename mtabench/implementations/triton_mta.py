@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from mtabench.implementations import Closure, Implementation
 from mtabench.implementations._calls import mta_by, mta_decode_why_not, mta_why_not, triton_untimed
-from mtabench.implementations._mta_sources import SOURCES
 from mtabench.implementations.triton import STYLE
 from mtabench.problem.case import Case
 
@@ -37,6 +36,6 @@ ENTRIES = (
         order=90, name="triton", op="mta", passes=("fwd", "bwd", "decode"), devices=("cuda",), work="staged",
         summary="Triton kernels that keep scores of a chunk of query rows, of all heads, O(N) memory",
         build=build, why_not=why_not, interpreted=interpreted, pages=True, style=STYLE, compiles=True,
-        planned=True, sources=SOURCES,
+        planned=True,
     ),
 )  # fmt: skip

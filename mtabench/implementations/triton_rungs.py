@@ -8,9 +8,6 @@ from mtabench.implementations import Style
 from mtabench.implementations._calls import gpu_rung, rung_why_not, triton_untimed
 from mtabench.problem.case import Case
 from mtabench.problem.rungs import Rung
-from mtabench.static.limits import Limits
-from mtabench.static.shapes import Shape
-from mtabench.static.sources import Source, qkv_and_weight
 
 
 def why_not(case: Case) -> str | None:
@@ -18,22 +15,7 @@ def why_not(case: Case) -> str | None:
     return triton_untimed(case) or rung_why_not(case)
 
 
-def source(shape: Shape, limits: Limits) -> None:
-    """The kernels of all three."""
-    if not shape.by_name:
-        return
-    from mta_kernels.attention import triton_descriptor, triton_fmha, triton_pointer
-    from mta_kernels.operation import softmax_scale
-
-    q, k, v, _ = qkv_and_weight(shape)
-    for rung in (triton_pointer, triton_descriptor, triton_fmha):
-        rung.attention(q, k, v, causal=shape.causal, scale=softmax_scale(None, shape.head_dim))
-
-
-KERNELS = ("attention_pointer", "attention_descriptor", "attention_fmha")
-
-SOURCES = (Source("attention", source, KERNELS, order=70),)
-_rung = partial(gpu_rung, why_not=why_not, interpreted=rung_why_not, sources=SOURCES)
+_rung = partial(gpu_rung, why_not=why_not, interpreted=rung_why_not)
 
 ENTRIES = (
     _rung(

@@ -31,11 +31,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class ShapeDone:
-    """A compiled shape: its kernels, and compilers' versions."""
+    """A compiled shape: its kernels, compilers' versions, and the names of all kernels, wanted or not."""
 
     shape: Shape
     kernels: tuple[Kernel, ...]
     toolchain: Mapping[str, str]
+    launched: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,6 @@ def compile_job(send: Callable[[Any], None], job: Job) -> None:
         send(str(error))
 
 
-def has_one(kernels: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether a kernel is wanted: all are without names, else those whose own name holds one."""
-    return not names or any(name in kernel for kernel in kernels for name in names)
-
-
 def short_name(name: str) -> str:
     """A kernel's name without what all of them share: `conv_attention_fwd` of `_conv_attention_fwd_kernel`."""
     return name.removeprefix("_").removesuffix("_kernel")
@@ -80,6 +76,7 @@ class _Compilation:
         self.job, self.shape = job, shape
         self.kernels: list[Kernel] = []
         self.seen: set[str] = set()
+        self.launched: set[str] = set()
         self.counts: dict[str, int] = {}
         self.source = ""
         self.toolchain: dict[str, str] = {}
@@ -99,10 +96,11 @@ class _Compilation:
                     raise
                 except Exception as error:  # host code that finds no tile that fits, for instance
                     self._add(self.source, status=FAILED, reason=_sentence(error))
-        return ShapeDone(self.shape, tuple(self.kernels), self.toolchain)
+        return ShapeDone(self.shape, tuple(self.kernels), self.toolchain, frozenset(self.launched))
 
     def _wanted(self, name: str) -> bool:
-        return has_one([short_name(name)], self.job.names)
+        self.launched.add(short_name(name))
+        return not self.job.names or any(part in short_name(name) for part in self.job.names)
 
     def _triton_kernel(self, function: Any, compiled: Any) -> None:
         name = short_name(function.__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from mta_kernels.planned import H200, PlannedGpu
 from mtabench.errors import UsageError
 
 KIB = 1024
@@ -19,6 +20,7 @@ WARPS_PER_BLOCK = 1024 // WARP
 REGISTER_UNIT = 256
 PARTITIONS = 4
 SHARED_UNIT = 128
+PLANNED_MEMORY = 24 * 2**30  # of a GPU that is only planned for
 # CUDA C++ Programming Guide, "Compute Capability 8.x" to "12.x": the system keeps 1 KiB of each block.
 RESERVED_SHARED_BYTES = 1024
 
@@ -46,6 +48,15 @@ class Limits:
     def number(self) -> int:
         """The capability as compilers write it: 90 for 9.0."""
         return 10 * self.capability[0] + self.capability[1]
+
+    @property
+    def planned(self) -> PlannedGpu:
+        """The GPU as plans of calls take it."""
+        if self.gpu == H200.name:
+            return H200
+        return PlannedGpu(
+            self.gpu, self.capability, self.shared_per_block, self.shared_per_sm, self.sms, PLANNED_MEMORY
+        )  # fmt: skip
 
 
 # Warps, blocks and shared memory: the table named above. Tensor memory: PTX ISA, "Tensor Memory", 512 columns an SM.

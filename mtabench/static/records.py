@@ -81,11 +81,15 @@ COLUMNS = (*(field.name for field in fields(Kernel) if field.name != "mix"), *(f
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The kernels of a run, the shapes that it asked for, and the versions of what compiled them."""
+    """The kernels of a run, the shapes that it asked for, and the versions of what compiled them.
+
+    `launched` names all kernels of these shapes, wanted or not.
+    """
 
     kernels: Sequence[Kernel]
     shapes: Sequence[Shape]
     toolchain: Mapping[str, str]
+    launched: Sequence[str] = ()
 
 
 def json_text(found: Inspection) -> str:

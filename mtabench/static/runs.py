@@ -48,7 +48,7 @@ def inspect(
     ordered = [done[limits.target, shape] for limits in targets for shape in shapes]
     kernels = [kernel for found in ordered for kernel in found.kernels]
     toolchain = dict(sorted(item for found in ordered for item in found.toolchain.items()))
-    return Inspection(kernels, shapes, toolchain)
+    return Inspection(kernels, shapes, toolchain, sorted(set().union(*(found.launched for found in ordered))))
 
 
 def _jobs(

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtabench.static.limits import Limits
 from mtabench.static.shapes import Shape
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,8 @@ class CudaCode:
 class CudaKernel:
     """A kernel of a CUDA source, by its name there, and the warps and bytes of dynamic shared memory of a block.
 
-    `label` is what it is called in tables, where its name alone does not tell it from others.
+    `label` is what it is called in tables: other sources may have a kernel of its name.
+
     """
 
     name: str
@@ -49,15 +47,13 @@ HostCode = Callable[[Shape, Limits], Iterable[CudaKernel] | None]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Host code by the name that tables give it, which kernels it may launch, and its place among the sources.
+    """Host code by the name that tables give it.
 
     It is called in a process of its own: `host_code` must be a function that pickle finds.
     """
 
     name: str
     host_code: HostCode
-    kernels: tuple[str, ...]
-    order: int = 1000
 
 
 def need_compiler() -> None:
@@ -73,23 +69,3 @@ def compiled(source: Any) -> CudaCode:
     from mta_kernels.nvrtc import compiler
 
     return CudaCode(*compiler.compile_source(source), ("nvrtc", compiler.version()))
-
-
-def qkv_and_weight(shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v and weight, without memory."""
-    from mtabench.problem.inputs import DTYPES
-    from mtabench.static.absent_gpu import tensor
-
-    dtype = DTYPES[shape.dtype]
-    q = tensor(1, shape.heads, shape.seq, shape.head_dim, dtype=dtype)
-    k = tensor(1, shape.kv_heads, shape.seq, shape.head_dim, dtype=dtype)
-    return q, k, k, tensor(shape.heads, *shape.conv, dtype=dtype)
-
-
-def spans(shape: Shape) -> Tensor | None:
-    """Those of packed documents, without memory."""
-    import torch
-
-    from mtabench.static.absent_gpu import tensor
-
-    return tensor(2, shape.seq, dtype=torch.int32) if shape.packed else None

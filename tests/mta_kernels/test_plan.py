@@ -59,7 +59,7 @@ def test_the_whole_operation() -> None:
     both = plan(H200, multi_token_attention, *inputs(), **mixers("pre_mix", "post_mix"))
     assert both.names("cuda", "triton") == ("mix_logits", "finish_logits", "mix_values")
     every = plan(H200, multi_token_attention, *inputs(grad=True), **mixers(*ALL), backward=True)
-    assert {"pre_heads", "post_heads", "rebuild_probabilities", "convolution_gradients"} <= set(every.names("cuda"))
+    assert {"rebuild_probabilities", "convolve_heads", "convolution_gradients"} <= set(every.names("cuda"))
     assert "_norm_gate_kernel" in plan(H200, multi_token_attention, *inputs(), norm_weight=meta(64)).names("triton")
 
 
@@ -152,6 +152,24 @@ def test_an_error_of_the_call_is_the_plans_and_leaves_nothing() -> None:
     with pytest.raises(RuntimeError, match="planned already"):
         plan(H200, plan, H200, conv_attention, *inputs(), meta(16, 6, 11))
     assert planned.recorder() is None
+
+
+class Refusing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x + x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        assert grad.is_cuda, "as in the forward"
+        raise ValueError("no gradient")
+
+
+def test_a_backward_that_raises_leaves_nothing() -> None:
+    with pytest.raises(ValueError, match="no gradient"):
+        plan(H200, Refusing.apply, meta(4, grad=True), backward=True)
+    assert planned.recorder() is None
+    assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
 
 
 def test_no_plan_runs_in_a_call_that_is_not_planned() -> None:

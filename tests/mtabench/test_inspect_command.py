@@ -11,10 +11,8 @@ from importlib.util import find_spec
 import planted_sources
 import pytest
 
-from mtabench import registry
 from mtabench.cli import main
 from mtabench.commands import inspect as command
-from mtabench.errors import UsageError
 from mtabench.static import runs
 from mtabench.static.limits import limits_of
 from mtabench.static.records import COLUMNS, FAILED, SKIPPED, Inspection, Kernel, json_text, read_json
@@ -32,7 +30,7 @@ def inspect(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "100")  # whatever a test before this one, or the shell, says
 
     def run(*words, planted=("modest",)):
-        monkeypatch.setattr(registry, "sources", lambda: {name: planted_sources.planted(name) for name in planted})
+        monkeypatch.setattr(command, "SOURCES", [planted_sources.planted(name) for name in planted])
         monkeypatch.setattr(sys, "argv", ["mtabench", "inspect", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -220,29 +218,11 @@ def test_a_kernel_that_there_is_not_is_wrong_usage_before_anything_is_compiled(i
     assert "--kernel 'softmax' is part of no kernel's name; there are copy, product" in err
 
 
-def test_kernels_of_several_sources_are_named_once():
-    with pytest.raises(UsageError, match="there are ") as told:
-        command._check_names(["no such kernel"])
-    names = str(told.value).partition("there are ")[2].split(", ")
-    assert len(names) == len(set(names)) > 50
-
-
 def test_a_kernel_that_no_target_asked_for_has_is_wrong_usage(inspect, compiles_to):
-    compiles_to(Inspection([], [Shape()], {}))
+    compiles_to(Inspection([], [Shape()], {}, ["copy", "mix_rows"]))
     code, out, err = inspect(*ONE, "--kernel", "product")
     assert (code, out) == (2, "")
-    assert "no kernel that --kernel product names is launched for these targets and shapes" in err
-
-
-def test_only_the_sources_of_the_kernels_asked_for_are_walked(monkeypatch, capsys):
-    walked = []
-    found = Inspection([Kernel("sm_90", Shape().name, "decode", FAILED)], [Shape()], {})
-    monkeypatch.setattr(runs, "inspect", lambda targets, shapes, sources, **options: walked.append(sources) or found)
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(sys, "argv", ["mtabench", "inspect", "--kernel", "_combine_splits_kernel,hopper_prepare"])
-    with pytest.raises(SystemExit):
-        main()
-    assert [[source.name for source in sources] for sources in walked] == [["decode", "hopper"]]
+    assert "no kernel that --kernel product names is launched for these targets and shapes; there are copy, mix_rows" in err
 
 
 @pytest.mark.parametrize(

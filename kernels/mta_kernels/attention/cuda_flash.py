@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mta_kernels.allocation import empty
 from mta_kernels.attention.cuda_launch import Constants, device_unsupported, diagonal, kernel
+from mta_kernels.gpu_limits import cuda_capability
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import missing_package
 from mta_kernels.nvrtc.structures import ALL_ELEMENTS, Rows, fields, in_chunks
@@ -126,7 +127,7 @@ def unsupported(*, device: torch.device, dtype: torch.dtype, head_dim: int) -> s
     reason = device_unsupported(device)
     if reason:
         return reason
-    if torch.cuda.get_device_capability(device) < (8, 0):
+    if cuda_capability(device) < (8, 0):
         return f"cuda-flash needs a GPU of sm_80 or later, which {torch.cuda.get_device_name(device)} is not"
     return missing_package(device)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mta_kernels import planned
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code
 
@@ -18,7 +19,7 @@ Constants = tuple[tuple[str, Any], ...]
 
 def device_unsupported(device: torch.device) -> str | None:
     """Why no CUDA kernel runs on this device, or None."""
-    if device.type != "cuda" or torch.version.cuda is None:
+    if device.type != "cuda" or (torch.version.cuda is None and not planned.gpu_at(device.index)):
         return f"CUDA kernels need an NVIDIA GPU, not a {device.type} device"
     return None
 

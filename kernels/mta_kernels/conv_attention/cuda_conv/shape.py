@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mta_kernels.gpu_limits import absent
+from mta_kernels.gpu_limits import absent, cuda_capability
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code, missing_package
 from mta_kernels.nvrtc.structures import ALL_ELEMENTS
@@ -42,7 +42,7 @@ def device_unsupported(device: torch.device) -> str | None:
         return f"its kernels need an NVIDIA GPU of sm_80 or later, not a {device.type} device"
     if reason := absent(device):
         return reason
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = cuda_capability(device)
     if (major, minor) < OLDEST:
         return f"its kernels need sm_80 or later, and {torch.cuda.get_device_name(device)} is sm_{major}{minor}"
     return None
