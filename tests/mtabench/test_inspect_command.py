@@ -15,7 +15,7 @@ from mtabench.cli import main
 from mtabench.commands import inspect as command
 from mtabench.static import runs
 from mtabench.static.limits import limits_of
-from mtabench.static.records import COLUMNS, FAILED, SKIPPED, Inspection, Kernel, json_text, read_json
+from mtabench.static.records import COLUMNS, SKIPPED, Inspection, Kernel, json_text, read_json
 from mtabench.static.shapes import Shape
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="compiles with Triton")
@@ -222,7 +222,10 @@ def test_a_kernel_that_no_target_asked_for_has_is_wrong_usage(inspect, compiles_
     compiles_to(Inspection([], [Shape()], {}, ["copy", "mix_rows"]))
     code, out, err = inspect(*ONE, "--kernel", "product")
     assert (code, out) == (2, "")
-    assert "no kernel that --kernel product names is launched for these targets and shapes; there are copy, mix_rows" in err
+    assert (
+        "no kernel that --kernel product names is launched for these targets and shapes; there are copy, mix_rows"
+        in err
+    )
 
 
 @pytest.mark.parametrize(
