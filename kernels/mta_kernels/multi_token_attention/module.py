@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -154,6 +154,18 @@ class MultiTokenAttention(nn.Module):
             self.gate.reset_parameters()
             deviation = (self.heads * self.head_dim) ** -0.5
             nn.init.trunc_normal_(self.gate.weight, std=deviation, a=-3 * deviation, b=3 * deviation)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MultiTokenAttention:
+        """As of nn.Module, but taps keep their strides.
+
+        `.to(memory_format=torch.channels_last)` gives their dimension of size 1 a stride that gradients never have, of
+        which DDP warns at every step.
+        """
+        super()._apply(fn, recurse)
+        for taps in (self.mta_kernel, self.mta_kernel_after_sm):
+            if taps is not None and taps.stride(1) != taps.stride(0):
+                taps.data = taps.data.flatten().view(taps.shape)
+        return self
 
     def mixers(self) -> dict[str, Any]:
         """The tensors of the parts, as the functions of this package take them by keyword, beside depth and options."""
