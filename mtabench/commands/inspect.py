@@ -49,11 +49,12 @@ def run(
         )
     disassemble = sass if sass is not None else base is None
     found = _compiled(targets, shapes, names, disassemble)
-    if base is None and not found.kernels:
-        raise UsageError(
-            f"no kernel that --kernel {kernel} names is launched for these targets and shapes; there are "
-            f"{', '.join(found.launched)}"
-        )
+    for name in names:
+        if found.launched and not any(name in launched for launched in found.launched):
+            raise UsageError(
+                f"--kernel {name!r} is part of no name of a kernel that is launched for these targets and shapes; there "
+                f"are {', '.join(found.launched)}"
+            )
     for option, path in reports.items():
         write_text(path, records.json_text(found) if option == "--json-file" else records.csv_text(found.kernels))
     console = make_console()

@@ -113,8 +113,6 @@ def cuda_names(target: str) -> set[str]:
                     names |= {kernel} if target == "sm_90" else set()
                 case "decode_cuda":  # where a block can have enough shared memory
                     names |= {kernel} if target in ("sm_90", "sm_100") else set()
-                case "heads_cuda":
-                    names |= {kernel} if target in ("sm_80", "sm_90", "sm_100") else set()
                 case "attention":
                     names.add(kernel if kernel == path.stem else f"{path.stem}_{kernel}")
                 case _:
