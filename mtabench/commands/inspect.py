@@ -52,8 +52,8 @@ def run(
     for name in names:
         if found.launched and not any(name in launched for launched in found.launched):
             raise UsageError(
-                f"--kernel {name!r} is part of no name of a kernel that is launched for these targets and shapes; there "
-                f"are {', '.join(found.launched)}"
+                f"--kernel {name!r} is part of no name of a kernel that is launched for these targets and shapes; "
+                f"there are {', '.join(found.launched)}"
             )
     for option, path in reports.items():
         write_text(path, records.json_text(found) if option == "--json-file" else records.csv_text(found.kernels))
