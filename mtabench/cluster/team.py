@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -208,7 +209,8 @@ def _connected(address: str, security: Security | None) -> Iterator[Client]:
     from distributed import Client
 
     try:
-        asyncio.run(_greet(address, security))
+        with ThreadPoolExecutor(1) as pool:  # a thread of its own: a notebook's runs a loop already
+            pool.submit(asyncio.run, _greet(address, security)).result()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # versions are compared afterwards, those that matter
             client = Client(address, security=security, timeout=CONNECT_S, set_as_default=False)

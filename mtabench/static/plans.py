@@ -45,10 +45,10 @@ def kernels_of(plans: Plans, shape: Shape, limits: Limits) -> Iterator[CudaKerne
 
 def conv_attention(shape: Shape, gpu: PlannedGpu) -> Iterator[Plan]:
     """Forward and backward by each backend that runs there."""
-    from mta_kernels.conv_attention import conv_attention
+    from mta_kernels.conv_attention import BACKENDS, conv_attention
 
     bounds = {"cu_seqlens": _tensor(3, dtype="int32")} if shape.packed else {}
-    for backend in ("triton", "hopper", "cuda"):
+    for backend in BACKENDS:
         for backward in (False, True):
             inputs, options = _inputs(shape, backward), {"causal": shape.causal, "backend": backend, **bounds}
             yield from _plans(gpu, conv_attention, *inputs, **options, backward=backward)
@@ -56,10 +56,10 @@ def conv_attention(shape: Shape, gpu: PlannedGpu) -> Iterator[Plan]:
 
 def conv_attention_decode(shape: Shape, gpu: PlannedGpu) -> Iterator[Plan]:
     """A step by each backend that runs there: of one sequence, and of many, whose programs share fewer keys."""
-    from mta_kernels.conv_attention import conv_attention_decode
+    from mta_kernels.conv_attention import BACKENDS, conv_attention_decode
 
     weight = _tensor(shape.heads, *shape.conv, dtype=shape.dtype)
-    for backend in ("triton", "cuda"):
+    for backend in BACKENDS:
         for batch in (1, 64):
             q, cache, options = _cache(shape, batch)
             yield from _plans(gpu, conv_attention_decode, q, cache, cache, weight, backend=backend, **options)
@@ -105,13 +105,13 @@ def norm_and_gate(shape: Shape, gpu: PlannedGpu) -> Iterator[Plan]:
 
 def ladder(shape: Shape, gpu: PlannedGpu) -> Iterator[Plan]:
     """The rungs of plain attention in Triton and in CUDA, and the published approach to conv attention."""
-    from mta_kernels.attention import attention
+    from mta_kernels.attention import RUNGS, attention
     from mta_kernels.conv_attention import cuda_conv
 
     if not shape.by_name:
         return
     *qkv, weight = _inputs(shape, False)
-    for rung in ("triton-pointer", "triton-descriptor", "triton-fmha", "cuda-naive", "cuda-tiled", "cuda-flash"):
+    for rung in (name for name in RUNGS if name.startswith(("triton-", "cuda-"))):
         yield from _plans(gpu, attention, *qkv, causal=shape.causal, rung=rung)
     for backward in (False, True):
         inputs = _inputs(shape, backward)

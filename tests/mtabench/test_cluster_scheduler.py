@@ -1,5 +1,6 @@
 """Sweeps on a Dask cluster that is there, by TLS as docs/cluster.md says or plain on this machine; what is refused."""
 
+import asyncio
 import io
 import logging
 import os
@@ -128,7 +129,12 @@ def test_a_scheduler_that_is_gone_stops_the_sweep_and_what_was_measured_is_kept(
 
 
 def test_a_cluster_on_this_machine_may_be_plain(mtabench, tmp_path, plain):
-    code, _, err = mtabench("fwd", *CPU, "--scheduler", plain, "--out", "out.csv")
+    """Also where an event loop runs already, as in a notebook."""
+
+    async def measure():
+        return mtabench("fwd", *CPU, "--scheduler", plain, "--out", "out.csv")
+
+    code, _, err = asyncio.run(measure())
     assert (code, err) == (0, "")
     assert read_results(tmp_path / "out.csv")["status"].tolist() == ["ok", "ok"]
     assert tasks._measurer is None  # the worker is let go
