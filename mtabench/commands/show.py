@@ -48,8 +48,12 @@ def run(path: Path, where: Sequence[str], sort: str | None, as_json: bool) -> in
             notes.append(f"no rounds: {error}")
     console = make_console()
     title = f"{path}: {view.cells}" + (f"; {len(file.columns['seq'])} in the file" if conditions else "")
+    lines = _lines(title, rows, view, notes, console)
+    if console.color_system is None:  # many times as fast
+        print(in_log("\n".join(line.plain for line in lines)))
+        return 0
     with console.capture() as drawn:
-        console.print(Text("\n").join(_lines(title, rows, view, notes, console)), soft_wrap=True, highlight=False)
+        console.print(Text("\n").join(lines), soft_wrap=True, highlight=False)
     print(in_log(drawn.get()), end="")
     return 0
 

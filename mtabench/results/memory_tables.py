@@ -51,7 +51,10 @@ def tables(rows: Sequence[Row], measured: bool) -> Iterator[tuple[str, list[Colu
     yield f"bytes that a call takes with its inputs (! is more than {limit}), and the longest that fits", _needed(rows)
     if any(row.storage.traffic for row in rows):
         yield "bytes through memory", _filled(rows, lambda row: _known(row.storage.traffic, _size))
-        yield "FLOP for each of them", _filled(rows, lambda row: _known(row.storage.intensity, _number))
+        yield (
+            "FLOP for each of them",
+            _filled(rows, lambda row: _known(row.storage.intensity, lambda x: significant(x, 3))),
+        )
     if measured:
         yield "bytes beyond the inputs, traced and by the plan", _traced(rows)
 
@@ -149,10 +152,6 @@ def _filled(rows: Sequence[Row], cell: Callable[[Row], str]) -> list[Column]:
 
 def _known(value: float | None, shown: Callable[[float], str]) -> str:
     return "" if value is None else shown(value)
-
-
-def _number(value: float) -> str:
-    return significant(value, 3)
 
 
 def _size(count: float) -> str:

@@ -28,7 +28,6 @@ class CudaKernel:
     """A kernel of a CUDA source, by its name there, and the warps and bytes of dynamic shared memory of a block.
 
     `label` is what it is called in tables: other sources may have a kernel of its name.
-
     """
 
     name: str
