@@ -51,10 +51,7 @@ def tables(rows: Sequence[Row], measured: bool) -> Iterator[tuple[str, list[Colu
     yield f"bytes that a call takes with its inputs (! is more than {limit}), and the longest that fits", _needed(rows)
     if any(row.storage.traffic for row in rows):
         yield "bytes through memory", _filled(rows, lambda row: _known(row.storage.traffic, _size))
-        yield (
-            "FLOP for each of them",
-            _filled(rows, lambda row: _known(row.storage.intensity, lambda x: significant(x, 3))),
-        )
+        yield "FLOP for each of them", _filled(rows, lambda row: _known(row.storage.intensity, _size))
     if measured:
         yield "bytes beyond the inputs, traced and by the plan", _traced(rows)
 
