@@ -53,7 +53,7 @@ def index_of(gpu: PlannedGpu) -> int:
 
 def gpu_at(index: int | None) -> PlannedGpu | None:
     """The planned GPU of an index, or None where the index is of a GPU of this machine, or of no GPU."""
-    return _gpus[index - FIRST] if index is not None and index >= FIRST else None
+    return _gpus[index - FIRST] if index is not None and FIRST <= index < FIRST + len(_gpus) else None
 
 
 def recorder() -> Any:

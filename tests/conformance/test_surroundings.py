@@ -12,7 +12,7 @@ from fuzz.calls import Call, Results
 from fuzz.cases import UNFIT, FuzzCase
 from fuzz.inputs import Inputs, make_inputs
 from fuzz.poison import fresh_memory_is_nan
-from fuzz.probes import probe_of
+from fuzz.probes import Probe, probe_of
 from fuzz.trial import try_case
 from kernel_inputs import DEVICE, far_apart
 
@@ -55,6 +55,17 @@ def test_any_order_of_threads(kernels: Kernels, request: pytest.FixtureRequest) 
         assert not list(checks.same(kept, found[0], "order", "another order of threads"))
 
 
+def inputs_and_probe(kernels: Kernels, name: str, request: pytest.FixtureRequest) -> tuple[Inputs, Probe]:
+    """The inputs of a corner, and what changes those of others in it."""
+    kernels.run(request)
+    case = case_of(kernels, name)
+    assert case is not None
+    inputs = make_inputs(case)
+    probe = probe_of(inputs)
+    assert probe is not None
+    return inputs, probe
+
+
 APART = [
     pytest.param(kernels, name, id=f"{kernels}: {name}", marks=kernels.marks)
     for kernels in KERNELS
@@ -66,12 +77,7 @@ APART = [
 @pytest.mark.parametrize(("kernels", "name"), APART)
 def test_gradients_stand_apart(kernels: Kernels, name: str, request: pytest.FixtureRequest) -> None:
     """Those of a document, a sequence or a head have the same bits whatever the others hold, as its output has."""
-    kernels.run(request)
-    case = case_of(kernels, name)
-    assert case is not None
-    inputs = make_inputs(case)
-    probe = probe_of(inputs)
-    assert probe is not None
+    inputs, probe = inputs_and_probe(kernels, name, request)
     found, changed = (Call(inputs, kernels.operation, x).run() for x in ({}, probe.values))
     assert not list(checks.same(found, changed, probe.check, probe.text, probe.rows))
 
@@ -86,12 +92,7 @@ NEVER_MEET = [
 
 @pytest.mark.parametrize(("kernels", "name"), NEVER_MEET)
 def test_nan_stays_in_its_sequence_and_head(kernels: Kernels, name: str, request: pytest.FixtureRequest) -> None:
-    kernels.run(request)
-    case = case_of(kernels, name)
-    assert case is not None
-    inputs = make_inputs(case)
-    probe = probe_of(inputs)
-    assert probe is not None
+    inputs, probe = inputs_and_probe(kernels, name, request)
     spoiled = {name: x.masked_fill(x != inputs.values[name], torch.nan) for name, x in probe.values.items()}
     found, changed = (Call(inputs, kernels.operation, x).run(gradients=False) for x in ({}, spoiled))
     assert not list(checks.same(found, changed, probe.check, probe.text, probe.rows))

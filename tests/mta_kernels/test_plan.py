@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels import planned
-from mta_kernels.conv_attention import conv_attention, conv_attention_decode
+from mta_kernels.conv_attention import conv_attention, conv_attention_decode, unsupported
 from mta_kernels.gpu_limits import INTERPRETED_CAPABILITY, INTERPRETED_SHARED_MEMORY, INTERPRETED_SM_COUNT
 from mta_kernels.multi_token_attention import DecodeState, explain, multi_token_attention, multi_token_attention_decode
 from mta_kernels.plan import A100, H200, Recorder, on_planned, plan
@@ -170,6 +170,11 @@ def test_a_backward_that_raises_leaves_nothing() -> None:
         plan(H200, Refusing.apply, meta(4, grad=True), backward=True)
     assert planned.recorder() is None
     assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_an_index_that_no_gpu_has_is_absent() -> None:
+    reason = unsupported("cuda", device="cuda:126", dtype=torch.float16, head_dim=64, query_taps=6, key_taps=11)
+    assert reason == "PyTorch finds no cuda:126 device on this machine"
 
 
 def test_no_plan_runs_in_a_call_that_is_not_planned() -> None:

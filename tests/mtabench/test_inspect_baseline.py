@@ -9,10 +9,12 @@ import pytest
 from mta_kernels.conv_attention.cuda_sm80 import forward
 from mta_kernels.conv_attention.cuda_sm80.backward_constants import constants_for
 from mtabench.problem.inputs import DTYPES
+from mtabench.static import plans
 from mtabench.static.baseline import BETTER, NEW, SKIP, WORSE, compare
+from mtabench.static.compiling import short_name
 from mtabench.static.limits import DEFAULT_TARGETS, limits_of
 from mtabench.static.records import DOES_NOT_FIT, FAILED, SKIPPED, Inspection, Kernel, read_json
-from mtabench.static.shapes import Shape
+from mtabench.static.shapes import ALL_SHAPES, Shape
 
 BASELINE = Path(__file__).parents[2] / "results/static/baseline.json"
 SHAPE = Shape()
@@ -134,3 +136,16 @@ def test_the_cuda_forward_and_backward_spill_on_no_target_and_share_an_sm_as_des
             row = rows.pop((target, shape.name, name))
             assert (row.status, row.spill_bytes, row.stack_bytes, row.blocks_per_sm) == ("ok", 0, 0, blocks), row.key
     assert not rows
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_plans_name_the_kernels_of_the_baseline(target):
+    """Without compiling: of a shape that takes other paths, packed and in pages, with fewer KV heads."""
+    base, shape, gpu = read_json(BASELINE), ALL_SHAPES[-1], limits_of(target).planned
+    for source in plans.CALLS:
+        if source.__name__ == "ladder":
+            continue
+        launched = {call.name for plan in source(shape, gpu) for call in plan.calls if call.language != "torch"}
+        rows = {row.kernel.partition(".")[0] for row in base.kernels
+                if (row.target, row.shape, row.source) == (target, shape.name, source.__name__)}  # fmt: skip
+        assert {short_name(name) for name in launched} == rows
