@@ -37,7 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0, help="the time that new cases begin in (600)")
     parser.add_argument("--cases", type=int, help="end after so many cases")
-    parser.add_argument("--jobs", type=int, default=1, help="so many processes share the cases and the device (1)")
+    parser.add_argument("--jobs", type=int, default=1, help="so many processes share the cases and all GPUs (1)")
     parser.add_argument("--op", nargs="+", choices=BACKENDS, default=[*BACKENDS], help="operations (all)")
     parser.add_argument(
         "--pass", nargs="+", choices=PASSES, default=[*PASSES], dest="passes",

@@ -39,11 +39,12 @@ class Outcome:
     broken: bool = False
 
 
-def prepare(device: str) -> None:
-    """Once a process: products in full float32, and one thread for PyTorch where processes share the cores."""
+def prepare(device: str, worker: int = 0) -> None:
+    """Once a process: full float32, one thread for PyTorch where processes share the cores, a GPU of several."""
     use_full_float32()
     torch.set_num_threads(1)
     if device == "cuda":
+        torch.cuda.set_device(worker % torch.cuda.device_count())
         torch.backends.cudnn.benchmark = False  # which would time each shape once
         _note_kernels()
 

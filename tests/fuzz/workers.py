@@ -72,7 +72,7 @@ def run_share(send: Callable[[Message], None], share: Share, after: int, seconds
     """In a worker: its cases from behind one of them on, until time is over or the GPU's context is lost."""
     from fuzz.trial import new_kernels, prepare, try_case
 
-    prepare(share.device)
+    prepare(share.device, share.worker)
     send(Ready())
     until = time.monotonic() + seconds
     for number in share.numbers(after):
