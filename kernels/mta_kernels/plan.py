@@ -104,6 +104,7 @@ def gpu_like(device: torch.device) -> PlannedGpu:
     return PlannedGpu(
         found.name, (found.major, found.minor), found.shared_memory_per_block_optin,  # type: ignore[attr-defined]
         found.shared_memory_per_multiprocessor, found.multi_processor_count, found.total_memory,
+        next((known.clusters for known in (H200, A100) if known.name == found.name), ()),
         has_nvrtc=missing_package() is None,
     )  # fmt: skip
 

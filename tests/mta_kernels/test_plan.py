@@ -63,6 +63,15 @@ def test_the_whole_operation() -> None:
     assert "_norm_gate_kernel" in plan(H200, multi_token_attention, *inputs(), norm_weight=meta(64)).names("triton")
 
 
+@pytest.mark.parametrize(
+    ("rows", "head_dim", "name", "blocks"), [(512, 64, "mix_rows", 396), (4096, 128, "mix_logits", 120)]
+)
+def test_as_many_blocks_as_an_h200_launched(rows: int, head_dim: int, name: str, blocks: int) -> None:
+    q, k, v = (meta(2, 16, rows, head_dim) for _ in range(3))
+    found = plan(H200, multi_token_attention, q, k, v, **mixers("pre_mix", "post_mix"))
+    assert [call.grid[0] for call in found.calls if call.name == name] == [blocks]
+
+
 @pytest.mark.parametrize("page_size", [0, 16])
 def test_decode(page_size: int) -> None:
     pages = {"block_table": meta(2, 4096 // page_size, dtype=torch.int32)} if page_size else {}

@@ -3,6 +3,8 @@
 import time
 
 import pytest
+
+pytest.importorskip("dask")
 import simulated_crew
 
 LIMIT_S = 5e-3

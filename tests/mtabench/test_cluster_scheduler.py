@@ -11,6 +11,8 @@ import time
 import planted_workers
 import pytest
 from command_line import contents, make_runner, refused
+
+pytest.importorskip("distributed")
 from distributed import LocalCluster, Security
 
 from mtabench import environment, registry

