@@ -9,9 +9,10 @@ import torch
 from banded_forwards import EMULATORS
 from kernel_inputs import assert_as_reference, make, poison_memory
 
+from mta_kernels.call_memory import CallMemory
+from mta_kernels.conv_attention import replay
 from mta_kernels.conv_attention.banded.backward_plan import ChunkPlan
 from mta_kernels.conv_attention.cuda_sm80 import backward as cuda_backward
-from mta_kernels.conv_attention.fastpath import replay
 from mta_kernels.conv_attention.hopper import backward
 
 NAMES = ("q", "k", "v", "weight")
@@ -40,7 +41,7 @@ def kernel_of(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     poison_memory(monkeypatch)
     monkeypatch.setattr(backward, "_launches", {})  # whose plans a test may change
     monkeypatch.setattr(cuda_backward, "_plan", ChunkPlan.of)
-    monkeypatch.setattr(replay, "_seen_backward", {})
+    monkeypatch.setattr(replay, "_seen_backward", CallMemory())
     return Kernel(name, EMULATORS[name] and request.getfixturevalue(EMULATORS[name]))
 
 

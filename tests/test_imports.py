@@ -196,7 +196,7 @@ def test_an_arrow_that_is_turned_round_is_found():
 
 
 # What asks a backend, and may know none by its folder: `backends` lists them.
-ASKING = ("api", "backend", "choice", "operators", "fastpath.replay")
+ASKING = ("api", "backend", "choice", "operators", "replay")
 BACKEND_FOLDERS = ("triton", "hopper", "cuda_decode")
 
 

@@ -51,19 +51,12 @@ class HopperEmulator(Emulator):
 @pytest.fixture
 def emulator(monkeypatch: pytest.MonkeyPatch) -> HopperEmulator:
     """`backend="hopper"` runs on CPU tensors in this test."""
-    from mta_kernels.conv_attention.fastpath import replay
     from mta_kernels.conv_attention.hopper import backend
 
     found = HopperEmulator()
     found.take_over(monkeypatch, prepare)
-    for module, name in (
-        (forward, "_launches"),
-        (backward, "_launches"),
-        (replay, "_seen"),
-        (replay, "_seen_backward"),
-    ):
-        monkeypatch.setattr(module, name, {})
     for module in (forward, backward):
+        monkeypatch.setattr(module, "_launches", {})
         monkeypatch.setattr(module, "sm_count", lambda device: 3)  # persistent blocks with several work tiles each
         monkeypatch.setattr(module, "tensor_map", tensor_map)
     monkeypatch.setattr(backend, "platform_unsupported", lambda device: None)

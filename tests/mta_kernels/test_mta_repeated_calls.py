@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from watching import Seen, Subclass
 
-from mta_kernels import operator_gradients
-from mta_kernels.conv_attention.fastpath import alike
+from mta_kernels import call_memory, operator_gradients
 from mta_kernels.multi_token_attention import api, multi_token_attention, operators
 from mta_kernels.multi_token_attention import backends as backends_module
 
@@ -104,7 +103,7 @@ def test_what_does_not_fit_is_told_as_before() -> None:
 
 
 def test_where_pytorch_cannot_be_asked_each_call_is_checked(monkeypatch: pytest.MonkeyPatch, checks: list) -> None:
-    monkeypatch.setattr(alike, "CAN_COMPARE", False)
+    monkeypatch.setattr(call_memory, "CAN_COMPARE", False)
     given = inputs()
     for _ in range(2):
         multi_token_attention(**given, backend="fake")

@@ -25,13 +25,13 @@ from mta_kernels.conv_attention.arguments import (
 from mta_kernels.conv_attention.backend import Request
 from mta_kernels.conv_attention.backends import named
 from mta_kernels.conv_attention.choice import choose, is_shared
-from mta_kernels.conv_attention.fastpath.replay import Call, replay_or_call
 from mta_kernels.conv_attention.operators import conv_attention_decode_op, conv_attention_op
 from mta_kernels.conv_attention.reference import (
     check_decode_arguments,
     conv_attention_decode_reference,
     conv_attention_reference,
 )
+from mta_kernels.conv_attention.replay import Call, replay_or_call
 from mta_kernels.operation import Operation, key_padding
 
 if TYPE_CHECKING:

@@ -76,7 +76,7 @@ class Backend:
     - `backward(operation, q, k, v, weight, out, logsumexp, grad_out, head_chunk=, spans=)`: the gradients.
     - `decode(operation, q_window, k_cache, v_cache, weight, lengths=, splits=, block_table=)`: the newest row
       `[B, Hq, 1, D]`; `splits` is a number or "auto".
-    - `replay(operation, q, k, v, weight)`: for `fastpath`, the launches for tensors like these, or None.
+    - `replay(operation, q, k, v, weight)`: the launches for tensors like these, or None.
     - `replay_backward(operation, q, k, v, weight, out, grad_out)`: the same of the backward, a function of q, k, v,
       weight, out, logsumexp and grad_out that gives the gradients, each in the dtype of what it is the gradient of.
     - `tiles(head_chunk)`: what computes a tile of a sequence that ranks share, a `context_parallel.ring.Tiles`.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.fastpath.alike import guards_of, keep_alike, may_repeat
+from mta_kernels.call_memory import CallMemory, is_cacheable, may_be_known
 from mta_kernels.multi_token_attention.backend import MtaBackend
 from mta_kernels.operation import Operation
-from mta_kernels.watchers import is_watched
 
 # Of the options causal, scale, pad_key, norm_eps, depth, dropout and backend. Those of others are for the checks, which
 # may refuse what is equal to an option that they have passed: True for 1.
@@ -23,25 +22,19 @@ KINDS: tuple[tuple[type, ...], ...] = (
 class CheckedCall(NamedTuple):
     """What the checks of a call found."""
 
-    is_like: Callable[..., bool]  # its tensors, in all but addresses and values
     operation: Operation
     kernels: MtaBackend
 
 
-_checked: dict[Hashable, list[CheckedCall]] = {}
+_checked: CallMemory[CheckedCall] = CallMemory()
 
 
 def checked_before(tensors: Sequence[Tensor | None], options: Sequence[Any]) -> CheckedCall | None:
     """A call that was like this one; None for one that the checks must see. The first of the tensors is there."""
-    if torch.compiler.is_compiling() or not _checked or not _are_usual(options):
-        return None
     given = [x for x in tensors if x is not None]
-    if is_watched(given[0]):
+    if not may_be_known(given[0]) or not _are_usual(options):
         return None
-    for checked in _checked.get(_key(tensors, options), ()):
-        if checked.is_like(*given):
-            return checked
-    return None
+    return _checked.find(_key(tensors, options), *given)
 
 
 def remember(
@@ -49,8 +42,8 @@ def remember(
 ) -> None:
     """A call that passed all checks, if one like it may be known again."""
     given = [x for x in tensors if x is not None]
-    if not torch.compiler.is_compiling() and _are_usual(options) and may_repeat(*given):
-        keep_alike(_checked, _key(tensors, options), CheckedCall(guards_of(*given).check, operation, kernels))
+    if _are_usual(options) and is_cacheable(*given):
+        _checked.keep(_key(tensors, options), CheckedCall(operation, kernels), *given)
 
 
 def _are_usual(options: Sequence[Any]) -> bool:

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
+from mta_kernels.call_memory import keep
 from mta_kernels.conv_attention.cuda_decode.plan import (
     FOLDER,
     HEADERS,
@@ -19,7 +20,6 @@ from mta_kernels.conv_attention.cuda_decode.plan import (
     DecodePlan,
     KernelConstants,
 )
-from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.hopper.source import FOLDER as HOPPER
 from mta_kernels.conv_attention.hopper.source import Product, wgmma_header
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, encode, has_describable_strides, outer_strides

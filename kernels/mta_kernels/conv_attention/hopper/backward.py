@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from mta_kernels.allocation import empty, empty_like, new_empty
+from mta_kernels.call_memory import keep
 from mta_kernels.conv_attention.backend import Gradients
 from mta_kernels.conv_attention.banded.backward_exact import ExactArguments
 from mta_kernels.conv_attention.banded.backward_plan import ALIGNED, ChunkPlan, Chunks
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions
-from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
 from mta_kernels.conv_attention.hopper.backward_constants import BackwardConstants
 from mta_kernels.conv_attention.hopper.backward_scratch import ScratchLayout

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mta_kernels.allocation import empty, empty_like, new_empty
+from mta_kernels.call_memory import keep
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions, heads_in_l2
-from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.hopper.prepare import Preparation, TileConstants, kernel, prepare_launch
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map

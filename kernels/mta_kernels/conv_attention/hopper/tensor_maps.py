@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels import planned
-from mta_kernels.conv_attention.fastpath.memory import keep
+from mta_kernels.call_memory import keep
 from mta_kernels.nvrtc.driver import checked, in_context
 
 

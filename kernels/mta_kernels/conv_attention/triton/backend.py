@@ -13,7 +13,6 @@ from torch import Tensor
 from mta_kernels import planned
 from mta_kernels.conv_attention.backend import (
     Backend,
-    ForwardReplay,
     Gradients,
     Request,
     caches_unsupported,
@@ -120,16 +119,10 @@ def _decode(operation: Operation, q_window: Tensor, *tensors: Tensor, **options:
         return conv_attention_decode(operation, q_window, *tensors, **options)
 
 
-def _replay(operation: Operation, q: Tensor, *others: Tensor) -> ForwardReplay | None:
-    from mta_kernels.conv_attention.fastpath import triton_forward
-
-    return triton_forward.TritonForward(operation, q) if triton_forward.can_replay() else None
-
-
 def _tiles(head_chunk: int) -> Any:
     from mta_kernels.conv_attention.context_parallel.fused import TritonTiles
 
     return TritonTiles(head_chunk)
 
 
-TRITON = Backend("triton", why_not, rank, _forward, _backward, _decode, _replay, tiles=_tiles)
+TRITON = Backend("triton", why_not, rank, _forward, _backward, _decode, tiles=_tiles)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import triton
@@ -15,15 +14,14 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mta_kernels import planned
-from mta_kernels.conv_attention.fastpath.memory import keep
-from mta_kernels.conv_attention.fastpath.triton_launch import LaunchReplay, has_hooks, launch_replay
+from mta_kernels.call_memory import keep
+from mta_kernels.conv_attention.triton.direct_launch import LaunchReplay, has_hooks, launch_replay
 from mta_kernels.gpu_limits import compiled_capability
 
 MAX_LAUNCHES = MAX_SIGNATURES = 4096
 _signatures: dict[Hashable, int] = {}
 _numbers, _numbering = itertools.count(), threading.Lock()
 _launches: dict[tuple[Hashable, ...], _Launched] = {}
-_recording = threading.local()
 
 
 def launch(kernel: Any, programs: int, signature: Hashable, *args: Any, **options: Any) -> LaunchReplay | None:
@@ -50,8 +48,6 @@ def launch(kernel: Any, programs: int, signature: Hashable, *args: Any, **option
         found.by_triton(*args, *found.constants)
     else:
         found.replay(args)
-    if recorder := getattr(_recording, "recorder", None):
-        recorder(found.replay, args)
     return found.replay
 
 
@@ -61,16 +57,6 @@ class _Launched:
     def __init__(self, compiled: Any, programs: int, constants: tuple) -> None:
         self.by_triton, self.constants = compiled[(programs, 1, 1)], constants
         self.replay = launch_replay(compiled, programs, constants)
-
-
-@contextlib.contextmanager
-def record_launches(recorder: Callable[[LaunchReplay | None, Sequence[Any]], None]) -> Iterator[None]:
-    """Within it, in this thread, `recorder` is called after each launch: with its replay and its arguments."""
-    _recording.recorder = recorder
-    try:
-        yield
-    finally:
-        del _recording.recorder
 
 
 def cdiv(dividend: int, divisor: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.allocation import empty
-from mta_kernels.conv_attention.fastpath.memory import keep
+from mta_kernels.call_memory import keep
 from mta_kernels.conv_attention.hopper.source import Product
 from mta_kernels.conv_attention.hopper.tensor_maps import has_describable_strides, tensor_map
 from mta_kernels.multi_token_attention.mix_cuda.shapes import headers, shape_unsupported

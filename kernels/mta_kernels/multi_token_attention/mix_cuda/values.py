@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.fastpath.memory import keep
+from mta_kernels.call_memory import keep
 from mta_kernels.conv_attention.hopper.tensor_maps import describable, tensor_map
 from mta_kernels.multi_token_attention.mix_cuda.shapes import shape_unsupported
 from mta_kernels.multi_token_attention.mix_cuda.values_plan import (

@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from mta_kernels.allocation import empty
-from mta_kernels.conv_attention.fastpath.memory import keep
-from mta_kernels.conv_attention.fastpath.triton_launch import has_hooks
+from mta_kernels.call_memory import keep
+from mta_kernels.conv_attention.triton.direct_launch import has_hooks
 from mta_kernels.conv_attention.triton.launch import (
     call_signature,
     cdiv,

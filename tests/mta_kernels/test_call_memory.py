@@ -1,6 +1,6 @@
 """What is kept is bounded."""
 
-from mta_kernels.conv_attention.fastpath.memory import keep
+from mta_kernels.call_memory import keep
 
 
 def test_a_full_memory_is_emptied_before_it_takes_more() -> None:

@@ -13,8 +13,8 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from watching import Seen, Subclass
 
-from mta_kernels.conv_attention import conv_attention, operators
-from mta_kernels.conv_attention.fastpath import alike, replay
+from mta_kernels import call_memory
+from mta_kernels.conv_attention import conv_attention, operators, replay
 from mta_kernels.conv_attention.hopper import backend, backward, forward, prepare, tensor_maps
 
 BF16 = torch.bfloat16
@@ -32,7 +32,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         )
         monkeypatch.setattr(module, "_launches", {})
     for name in ("_seen", "_seen_backward"):
-        monkeypatch.setattr(replay, name, {})
+        monkeypatch.setattr(replay, name, call_memory.CallMemory())
     monkeypatch.setattr(backend, "platform_unsupported", lambda device: None)
     return found
 
@@ -66,8 +66,8 @@ def operator_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
 def test_this_pytorch_can_be_asked_who_watches(monkeypatch: pytest.MonkeyPatch, operator_calls) -> None:
     """One that could not would lose the shortcut, and nothing else."""
-    assert alike.CAN_COMPARE
-    monkeypatch.setattr(alike, "CAN_COMPARE", False)
+    assert call_memory.CAN_COMPARE
+    monkeypatch.setattr(call_memory, "CAN_COMPARE", False)
     tensors = inputs()
     assert first(*tensors) == first(*tensors) == expected(*tensors)
     assert len(operator_calls) == 2

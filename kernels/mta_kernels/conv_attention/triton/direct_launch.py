@@ -1,7 +1,7 @@
 """A launch by Triton that is replayed by Triton's launcher in C, without the Python that Triton runs before it.
 
 The kernel and its parameters are the same: the launcher is given addresses for tensors, and for descriptors the tensor
-maps that Triton makes of them. `tests/mta_kernels/test_fastpath_triton.py` compares all that reaches the driver.
+maps that Triton makes of them. `tests/mta_kernels/test_triton_direct_launch.py` compares all that reaches the driver.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import triton
 from torch import Tensor
 from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
-
-from mta_kernels.conv_attention.fastpath.memory import keep
 
 # Of Triton, with which this was tested: how its launcher in C is called is no public interface.
 TESTED_RELEASES = "3.6", "3.7", "3.8", "3.9"
@@ -75,52 +73,6 @@ class LaunchReplay:
             launcher(*before, gpu.get_current_stream(gpu.get_current_device()), *after)
 
         return launch
-
-    def places(self, args: Sequence[Any]) -> Iterator[Place]:
-        """Where `arguments` has what depends on an address."""
-        position = STREAM + 1 + len(self._options)
-        descriptors = iter(self._descriptors)
-        for x in args:
-            if isinstance(x, Tensor):
-                yield Place(position, x, None)
-            elif is_descriptor(x):
-                yield Place(position, x.base, TensorMaps(x, next(descriptors)))
-                position += 2 * len(x.shape)
-            position += 1
-
-
-class Place(NamedTuple):
-    """A position among arguments, the tensor whose address belongs there, and what makes something else of that."""
-
-    position: int
-    tensor: Tensor
-    argument: Callable[[int], Any] | None
-
-
-class TensorMaps:
-    """The tensor maps of a descriptor if its tensor were elsewhere, remembered."""
-
-    def __init__(self, descriptor: Any, meta: dict[str, Any]) -> None:
-        self._described = {name: x for name, x in vars(descriptor).items() if name != "base"}
-        self._meta = meta
-        self._known: dict[int, Any] = {}
-
-    def __call__(self, address: int) -> Any:
-        found = self._known.get(address)
-        if found is None:
-            found = keep(self._known, address, expanded(Elsewhere(address, self._described), self._meta)[0])
-        return found
-
-
-class Elsewhere:
-    """A descriptor without its tensor, and as much of that as Triton asks for a tensor map: where it begins."""
-
-    def __init__(self, address: int, described: dict[str, Any]) -> None:
-        vars(self).update(described)
-        self.address, self.base = address, self
-
-    def data_ptr(self) -> int:
-        return self.address
 
 
 def launch_replay(compiled: Any, programs: int, constants: Sequence[Any]) -> LaunchReplay | None:

@@ -1,0 +1,73 @@
+"""What was found out once, kept within bounds: by a key, or for calls that differ in addresses and values alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from mta_kernels.watchers import CAN_ASK, PLAIN, is_watched, nobody_watches
+
+try:  # all properties of a tensor at once are not compared through PyTorch's public interface
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:  # in a PyTorch to come: then no call is remembered
+    CAN_COMPARE = False
+else:
+    CAN_COMPARE = CAN_ASK
+
+K = TypeVar("K")
+V = TypeVar("V")
+MAX_KEPT = 256
+MAX_ALIKE = 16  # calls kept that have a key in common
+
+
+def keep(memory: dict[K, V], key: K, value: V, most: int = MAX_KEPT) -> V:
+    """Put `value` into `memory`, which is emptied before if it has `most` entries; the value.
+
+    So that what a program uses again and again is soon there again, and what it never does goes.
+    """
+    if len(memory) >= most:
+        memory.clear()
+    memory[key] = value
+    return value
+
+
+def is_cacheable(*tensors: Tensor) -> bool:
+    """Whether a call, or a backward, with these tensors may be kept."""
+    return CAN_COMPARE and nobody_watches(*tensors)
+
+
+def may_be_known(x: Tensor) -> bool:
+    """Whether to look for a call with this tensor: nobody would see that less runs, and its shape has numbers."""
+    return CAN_COMPARE and type(x) in PLAIN and not torch.compiler.is_compiling() and not is_watched(x)
+
+
+def tensor_guards(*tensors: Tensor) -> Any:
+    """Those of torch.compile: for the types, dtypes, devices, shapes, strides and requires_grad of tensors.
+
+    And for what else would send a call of theirs to another kernel: autocast, transforms, tracers.
+    """
+    sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+    guards: Any = TensorGuards  # whose stub has it wrong
+    return guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+
+
+class CallMemory(Generic[V]):
+    """Values by calls: a key for the options, guards for the tensors. For tensors that `may_be_known` alone."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, list[tuple[Callable[..., bool], V]]] = {}
+
+    def find(self, key: Hashable, *tensors: Tensor) -> V | None:
+        """The value of a call that was like this one; None for one that must be looked at."""
+        for is_like, value in self._kept.get(key, ()):
+            if is_like(*tensors):
+                return value
+        return None
+
+    def keep(self, key: Hashable, value: V, *tensors: Tensor) -> None:
+        """For calls with this key whose tensors, which are cacheable, differ in addresses and values alone."""
+        alike = self._kept.get(key, [])[-MAX_ALIKE + 1 :]
+        keep(self._kept, key, [*alike, (tensor_guards(*tensors).check, value)])  # a thread may be in the old list

@@ -1,0 +1,142 @@
+"""Calls that differ from an earlier one in addresses and values alone skip its checks and the choice of a backend.
+
+For an equal call these have nothing new to say. Some backends launch their kernels again without PyTorch's dispatcher.
+The operator runs wherever somebody would see that it did not: compilers, tracers, transforms, modes, tensor
+subclasses, and the profiler, whose records name it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mta_kernels.call_memory import CallMemory, is_cacheable, may_be_known
+from mta_kernels.conv_attention import operators, tile_sizes
+from mta_kernels.conv_attention.arguments import cast_for_autocast, check_are_tensors, under_autocast
+from mta_kernels.conv_attention.backend import Backend, ForwardReplay, Gradients
+from mta_kernels.operation import Operation
+
+
+class Call(NamedTuple):
+    """A call of `conv_attention` whose arguments fit; `backend` is None for the reference."""
+
+    operation: Operation
+    backend: Backend | None
+    run: Callable[[], Tensor]
+
+
+class Seen(NamedTuple):
+    """A call that passed all checks; `forward` is None where the operator runs."""
+
+    forward: ForwardReplay | None
+    wants_gradient: bool
+    operation: Operation
+    backend: Backend
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+        """As `conv_attention`, for tensors like those of that call."""
+        if self.forward is None:
+            return operators.conv_attention_op(
+                self.operation, q, k, v, weight, q_history=None, cu_seqlens=None, head_chunk=None, backend=self.backend
+            )
+        return _apply(self, q, k, v, weight) if self.wants_gradient else self.forward.out_alone(q, k, v, weight)
+
+
+_seen: CallMemory[Seen] = CallMemory()
+_seen_backward: CallMemory[Callable[..., Gradients]] = CallMemory()  # by the forward's replay
+
+
+def replay_or_call(
+    check: Callable[..., Call], q: Tensor, k: Tensor, v: Tensor, weight: Tensor, q_history: Tensor | None,
+    cu_seqlens: Tensor | None, causal: bool, scale: float | None, pad_key: str, head_chunk: int | None, backend: str,
+    group: Any,
+) -> Tensor:  # fmt: skip
+    """What `check(q, k, v, ...).run()` gives, arguments as those of `conv_attention`: by a replay if there is one."""
+    if q_history is not None or cu_seqlens is not None or head_chunk is not None or group is not None:
+        return check(
+            q, k, v, weight, q_history, cu_seqlens, causal, scale, pad_key, head_chunk, backend, group
+        ).run()  # fmt: skip
+    seen = _earlier(q, k, v, weight, causal, scale, pad_key, backend, False)
+    if seen is not None:
+        return seen.run(q, k, v, weight)
+    return _new_call(check, q, k, v, weight, causal, scale, pad_key, backend)
+
+
+def _new_call(
+    check: Callable[..., Call], q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float | None,
+    pad_key: str, backend: str,
+) -> Tensor:  # fmt: skip
+    """A call of tensors unlike any before, unless autocast makes them alike."""
+    check_are_tensors(q=q, k=k, v=v, weight=weight)
+    cast = under_autocast(q)
+    options = causal, scale, pad_key, backend, cast
+    if cast:
+        weight, q, k, v = cast_for_autocast(weight, q, k, v)
+        if (seen := _earlier(q, k, v, weight, *options)) is not None:
+            return seen.run(q, k, v, weight)
+    call = check(q, k, v, weight, None, None, causal, scale, pad_key, None, backend, None)
+    if call.backend is not None and is_cacheable(q, k, v, weight):
+        tensors = q, k, v, weight
+        wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        forward = call.backend.replay and call.backend.replay(call.operation, *tensors)
+        _seen.keep(_key(q, *options), Seen(forward, wants_gradient, call.operation, call.backend), *tensors)
+    return call.run()
+
+
+def _earlier(
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float | None, pad_key: str, backend: str,
+    cast: bool,
+) -> Seen | None:  # fmt: skip
+    """A call that was like this one; None for one that the operator must run, or that the checks must see.
+
+    `cast` is whether autocast has cast the tensors: what it would cast them to may change.
+    """
+    if (
+        not may_be_known(q)
+        or not (type(causal) is bool and type(pad_key) is str and type(backend) is str)
+        or not (scale is None or type(scale) is float)
+    ):
+        return None
+    return _seen.find(_key(q, causal, scale, pad_key, backend, cast), q, k, v, weight)
+
+
+def _key(q: Tensor, *options: Any) -> tuple:
+    """What calls alike have in common, beside what guards compare."""
+    return torch.is_grad_enabled(), tile_sizes.generation, q.shape, *options
+
+
+class _Replayed(torch.autograd.Function):
+    """The operator's Function for a replay: no more of PyTorch than it needs."""
+
+    @staticmethod
+    def forward(ctx: Any, seen: Seen, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+        assert seen.forward is not None
+        out, logsumexp = seen.forward(q, k, v, weight)
+        ctx.seen = seen
+        ctx.save_for_backward(q, k, v, weight, out, logsumexp)
+        ctx.set_materialize_grads(False)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad_out is None:
+            return (None,) * 5
+        seen, tensors = ctx.seen, (*ctx.saved_tensors, grad_out)
+        # Where gradients are to be differentiated the operator runs, to say that they cannot be.
+        may_replay = not torch.is_grad_enabled() and may_be_known(grad_out)
+        if may_replay and (replay := _seen_backward.find(seen.forward, *tensors)) is not None:
+            return None, *replay(*tensors)  # autograd drops those of what needs none
+        options = *operators.numbers_of(seen.operation), 0, None, seen.backend.name
+        gradients = operators.call(operators.CONV_ATTENTION_BACKWARD, *tensors, *options)
+        if seen.backend.replay_backward and may_replay and is_cacheable(*tensors):
+            q, k, v, weight, out = tensors[:5]
+            backward = seen.backend.replay_backward(seen.operation, q, k, v, weight, out, grad_out)
+            _seen_backward.keep(seen.forward, backward, *tensors)
+        return None, *gradients
+
+
+# Function's own `apply` first looks for functorch's tensors, which a call that is remembered had none of.
+_apply = super(torch.autograd.Function, _Replayed).apply
