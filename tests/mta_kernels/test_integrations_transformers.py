@@ -34,7 +34,7 @@ SIZES = {
 
 
 def config(mta: dict[str, Any] | None = None, kind: str = "Llama", **options: Any) -> Any:
-    given = {} if mta is None else {"mta": dict(mta)}
+    given = {} if mta is None else {"mta": copy.deepcopy(mta)}
     return getattr(transformers, f"{kind}Config")(**SIZES | options, **given)
 
 
@@ -267,6 +267,118 @@ def test_it_is_added_to_a_model_that_is_there(tmp_path):
     torch.testing.assert_close(again.double()(prompt).logits, model(prompt).logits)
 
 
+@pytest.mark.parametrize("layers", [[0], range(1)])
+def test_each_layer_keeps_its_own_options(layers, tmp_path):
+    """As the paper's models have them: mixings everywhere, convolutions in some, and a depth that is the layer's."""
+    model = transformers.LlamaForCausalLM(config()).double().eval()
+    (prompt,) = text(9)
+    add_multi_token_attention(model, layers=layers, **CONV, pre_mix=True, norm=True, depth="layer")
+    add_multi_token_attention(model, layers=[1], pre_conv=None, post_mix=2, norm=True, depth="layer")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".mta." in name:
+                parameter += 0.3 * torch.randn_like(parameter)
+    first, second = (layer.self_attn.mta for layer in model.model.layers)
+    assert (first.depth, second.depth) == (0, 1)
+    assert (first.wpsm is None, second.mta_kernel is None) == (False, True)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="mta").double()
+    torch.testing.assert_close(again(prompt).logits, model(prompt).logits)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"pre_con": (3, 5)}, "there is no option 'pre_con'; expected some of layers, pre_conv, "),
+        ({"post_mix": 3}, "post_mix"),
+        ({"pre_conv": (3, 0)}, "pre_conv"),
+        ({"layers": [0, 1]}, "layer 0 has multi-token attention already"),
+    ],
+)
+def test_a_refused_option_leaves_the_model_as_it_was(options, error):
+    model = transformers.LlamaForCausalLM(config())
+    add_multi_token_attention(model, layers=[0], pre_conv=(2, 3))
+    before, names = copy.deepcopy(model.config.mta), list(model.state_dict())
+    with pytest.raises(ValueError, match=error):
+        add_multi_token_attention(model, **{"layers": [1]} | options)
+    assert (model.config.mta, list(model.state_dict())) == (before, names)
+    other = transformers.LlamaForCausalLM(config())
+    with pytest.raises(ValueError, match="post_mix"):
+        add_multi_token_attention(other, post_mix=3)
+    assert getattr(other.config, "mta", None) is None
+    assert other.config._attn_implementation != "mta"
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}
+OTHERS = {
+    "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32}, "GPTNeoX": {"intermediate_size": 48}, "GPT2": {}, "BioGpt": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_models_start_as_they_were_and_generate(kind):
+    """Also OPT, which scales its queries itself, and GPT-NeoX, whose head dim has another name."""
+    torch.manual_seed(3)
+    given = getattr(transformers, f"{kind}Config")(**SMALL, **OTHERS[kind], eos_token_id=None, pad_token_id=0)
+    model = transformers.AutoModelForCausalLM.from_config(given, attn_implementation="eager").double().eval()
+    (prompt,) = text(9)
+    before = model(prompt, use_cache=False).logits
+    add_multi_token_attention(model, **CONV)
+    torch.testing.assert_close(model(prompt, use_cache=False).logits, before)
+    for name, parameter in model.named_parameters():
+        if ".mta." in name:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    assert not torch.allclose(model(prompt, use_cache=False).logits, before)
+    options = {"max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(model.generate(prompt, **options), model.generate(prompt, **options, use_cache=False))
+
+
+@pytest.mark.parametrize("kind", ["Bloom", "GPTNeoXJapanese", "RoFormer", "BigBird", "Falcon", "GPTNeo"])
+def test_a_model_that_attends_by_itself_is_refused_before_it_loses_its_mask(kind):
+    sizes = {**SMALL, "intermediate_size": 48, "is_decoder": True}
+    if kind == "GPTNeo":
+        sizes = {"hidden_size": 32, "num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]]}
+    make = getattr(transformers, f"{kind}Config")
+    with pytest.raises(ValueError, match=f"{kind}.* computes attention by itself") as refused:
+        transformers.AutoModelForCausalLM.from_config(make(**sizes), attn_implementation="mta")
+    assert "\n" not in str(refused.value)
+    model = transformers.AutoModelForCausalLM.from_config(make(**sizes))
+    with pytest.raises(ValueError, match="computes attention by itself"):
+        add_multi_token_attention(model)
+
+
+def test_a_model_without_one_head_dim_is_refused_in_one_sentence():
+    sizes = SMALL | {"intermediate_size": 48, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1}
+    sizes |= {"topk_group": 1, "q_lora_rank": None, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
+    given = transformers.DeepseekV3Config(**sizes, v_head_dim=8, first_k_dense_replace=2)
+    model = transformers.AutoModelForCausalLM.from_config(given, attn_implementation="mta")
+    with pytest.raises(ValueError, match="DeepseekV3Attention is no layer that attn_implementation='mta' knows"):
+        model(text(6)[0])
+
+
+def test_trained_mixers_that_are_left_out_are_named(tmp_path):
+    model_of(CONV).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="config.mta is set, and attn_implementation is 'sdpa'"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_peft_trains_and_saves_what_modules_to_save_names(tmp_path):
+    peft = pytest.importorskip("peft")
+    model = model_of(WHOLE).float()
+    lora = peft.LoraConfig(target_modules=["q_proj", "v_proj"], modules_to_save=["mta"], task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(copy.deepcopy(model), lora)
+    trained = {name for name, x in adapted.named_parameters() if x.requires_grad and ".mta." in name}
+    assert len(trained) == sum(".mta." in name for name, _ in model.named_parameters())
+    (prompt,) = text(9)
+    optimizer = torch.optim.AdamW((x for x in adapted.parameters() if x.requires_grad), lr=1e-2)
+    adapted(prompt, labels=prompt).loss.backward()
+    optimizer.step()
+    adapted.eval().save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).eval()
+    torch.testing.assert_close(again(prompt).logits, adapted(prompt).logits)
+    assert not torch.allclose(again(prompt).logits, model(prompt).logits)
+
+
 def test_without_a_mask_of_the_same_name_padding_would_leak(monkeypatch):
     """Why `AttentionMaskInterface` is registered too: the test of padding is able to fail."""
     model, batch = model_of(CONV), padded(text(12, 7))
@@ -320,6 +432,7 @@ def test_the_page_names_every_key_of_the_config():
     [
         ({"pre_con": [3, 5]}, "config.mta has 'pre_con'; expected some of layers, pre_conv, "),
         ({"layers": [1, 2]}, r"config.mta has the layers \[1, 2\]; expected some of 0 to 1"),
+        ([{"layers": [1]}, {"pre_mix": True}], "config.mta has layer 1 in two groups; expected each layer in one"),
     ],
 )
 def test_a_slip_in_the_config_does_not_leave_a_plain_model(mta, sentence):

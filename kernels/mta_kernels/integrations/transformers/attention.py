@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mta_kernels.integrations.transformers.cache import layer_with_queries
+from mta_kernels.integrations.transformers.layers import is_attention
 from mta_kernels.integrations.transformers.masks import Layout
-from mta_kernels.integrations.transformers.options import has_parameters
+from mta_kernels.integrations.transformers.options import options_of
 from mta_kernels.multi_token_attention import MultiTokenAttention
 
 
@@ -35,7 +36,12 @@ def mta_attention_forward(
     layout = attention_mask or Layout()
     attention: MultiTokenAttention | None = getattr(module, "mta", None)
     if attention is None:
-        if has_parameters(module.config, module.layer_idx):
+        if not is_attention(module):
+            raise ValueError(
+                f"{type(module).__name__} is no layer that attn_implementation='mta' knows: one with a layer_idx, a "
+                "scaling and one head_dim for queries and values"
+            )
+        if options_of(module.config, module.layer_idx) is not None:
             raise ValueError(
                 f"layer {module.layer_idx} has no parameters of multi-token attention; add them by "
                 "mta_kernels.integrations.transformers.add_multi_token_attention(model)"
@@ -43,6 +49,8 @@ def mta_attention_forward(
         return sdpa_attention_forward(
             module, query, key, value, layout.plain, dropout=dropout, scaling=scaling, **kwargs
         )
+    if scaling is not None and attention.scale != scaling:  # which a model may give another than its layer has
+        attention.scale = scaling
     rows, window = query.shape[2], query
     older = key.shape[2] - rows
     if mta_cache is not None:

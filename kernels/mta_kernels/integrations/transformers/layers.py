@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,30 +13,47 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import PreTrainedModel
 
-from mta_kernels.integrations.transformers.options import has_parameters, options_of
+from mta_kernels.integrations.transformers.options import FIRST, KEYS, options_of, with_group
 from mta_kernels.multi_token_attention import MultiTokenAttention
 
 NAME = "mta"  # of the attention implementation, of the submodule in an attention layer, and in a config
 
 
-def add_multi_token_attention(model: PreTrainedModel, *, layers: list[int] | None = None, **options: Any) -> None:
+def add_multi_token_attention(model: PreTrainedModel, *, layers: Sequence[int] | None = None, **options: Any) -> None:
     """Give a model that is already there multi-token attention, which at first changes nothing.
 
-    `layers` are those that get it, all if not given. `options` are those of `MultiTokenAttention`, by default one
-    convolution of scores: `pre_conv=(6, 11)`. Both are kept as `config.mta` and saved with the model. A norm or a gate
-    changes the model at once. Raises ValueError for a model without causal attention layers that transformers'
-    `AttentionInterface` reaches, and for layers that it does not have.
+    `layers` are those that get it, all if not given; another call gives others theirs. `options` are those of
+    `MultiTokenAttention`, by default one convolution of scores: `pre_conv=(6, 11)`; `depth="layer"` is each layer's own
+    index. All are kept as `config.mta` and saved with the model. A norm or a gate changes the model at once. Raises
+    ValueError for a model without causal attention layers that transformers' `AttentionInterface` reaches, for layers
+    that it does not have or that have multi-token attention, and for options that do not fit; the model is then as
+    before.
     """
-    found: list[Any] = [module for module in model.modules() if _is_attention(module)]
+    _check_interface(model)
+    found: list[Any] = [module for module in model.modules() if is_attention(module)]
     if not found:
         raise ValueError(f"{type(model).__name__} has no causal attention layer with a layer_idx, head_dim and scaling")
     there = {module.layer_idx for module in found}
     if layers is not None and not there.issuperset(layers):
-        raise ValueError(f"layers is {layers}; expected some of 0 to {max(there)}")
+        raise ValueError(f"layers is {list(layers)}; expected some of 0 to {max(there)}")
+    if unknown := [name for name in options if name not in KEYS]:
+        raise ValueError(f"there is no option {unknown[0]!r}; expected some of {', '.join(KEYS)}")
+    chosen = [module for module in found if layers is None or module.layer_idx in layers]
+    if has := [module.layer_idx for module in chosen if hasattr(module, NAME)]:
+        raise ValueError(f"layer {has[0]} has multi-token attention already; give the layers that do not have it")
+    configs = {id(module.config): module.config for module in chosen}.values()
+    before = [getattr(config, NAME, None) for config in configs]
+    try:
+        for config in configs:
+            config.mta = with_group(config, layers, options)
+        made = [(module, _made(module)) for module in chosen]
+    except Exception:
+        for config, value in zip(configs, before, strict=True):
+            config.mta = value
+        raise
     model.set_attn_implementation(NAME)
-    for module in found:
-        module.config.mta = options | ({} if layers is None else {"layers": list(layers)})
-        _add(module)
+    for module, added in made:
+        _attach(module, added)
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             _take_care_of(part)
@@ -50,34 +70,76 @@ def watch_registrations() -> None:
 def _on_registration(parent: nn.Module, name: str, child: nn.Module | None) -> None:
     if child is None:
         return
-    if getattr(getattr(child, "config", None), "_attn_implementation", None) == NAME and _is_attention(child):
-        _add(child)
+    if isinstance(parent, PreTrainedModel) and _implementation(parent) == NAME:
+        _check_interface(parent)
+    if is_attention(child) and options_of(child.config, child.layer_idx) is not None:  # type: ignore[union-attr, arg-type]
+        if _implementation(child) == NAME:
+            _add(child)
+        elif getattr(child.config, NAME, None) is not None:
+            warnings.warn(
+                f"config.mta is set, and attn_implementation is {_implementation(child)!r}: the model computes plain "
+                "attention and leaves out its trained mixers; pass attn_implementation='mta'", stacklevel=2,
+            )  # fmt: skip
     if isinstance(parent, PreTrainedModel) and any(isinstance(part, MultiTokenAttention) for part in child.modules()):
         _take_care_of(parent)
 
 
-def _is_attention(module: Any) -> bool:
-    names = ("config", "layer_idx", "head_dim", "scaling", "is_causal")
-    return all(hasattr(module, name) for name in names) and module.is_causal
+def _implementation(module: Any) -> str | None:
+    return getattr(getattr(module, "config", None), "_attn_implementation", None)
+
+
+def is_attention(module: Any) -> bool:
+    """Whether a module is a causal attention layer as transformers' models with `AttentionInterface` have them."""
+    names = ("config", "layer_idx", "scaling", "is_causal")
+    return all(hasattr(module, name) for name in names) and _head_dim(module) is not None and module.is_causal
+
+
+def _head_dim(module: Any) -> int | None:
+    return getattr(module, "head_dim", None) or getattr(module, "head_size", None)  # the latter in GPT-NeoX
+
+
+def uses_interface(modeling: str) -> bool:
+    """Whether a modeling module leaves attention to `AttentionInterface`, as far as it has attention of its own."""
+    module = sys.modules.get(modeling)
+    if module is None or hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
+        return True
+    return not any(name.endswith("Attention") and isinstance(x, type) for name, x in vars(module).items())
+
+
+def _check_interface(model: PreTrainedModel) -> None:
+    """Raise ValueError for a model that would lose its causal mask, or find no attention of this name."""
+    if not uses_interface(type(model).__module__):
+        raise ValueError(
+            f"{type(model).__name__} computes attention by itself and not by transformers' AttentionInterface; "
+            "attn_implementation='mta' needs a model that does, such as Llama"
+        )
+
+
+def _made(attention: Any) -> MultiTokenAttention:
+    """The parameters of a layer, in float32."""
+    device = next(attention.parameters()).device
+    options = options_of(attention.config, attention.layer_idx) or FIRST
+    return MultiTokenAttention(
+        attention.config.num_attention_heads, _head_dim(attention), scale=attention.scaling,  # type: ignore[arg-type]
+        dtype=torch.float32, device=device, **options,
+    )  # fmt: skip
 
 
 def _add(attention: Any) -> None:
-    """Give a layer its parameters, in float32, and its attention the cache; nothing if the config leaves it out."""
-    config = attention.config
-    if not has_parameters(config, attention.layer_idx) or hasattr(attention, NAME):
-        return
-    parameter = next(attention.parameters())
-    added = MultiTokenAttention(
-        config.num_attention_heads, attention.head_dim, scale=attention.scaling, dtype=torch.float32,
-        device=parameter.device, **options_of(config)[1],
-    )  # fmt: skip
+    if not hasattr(attention, NAME):
+        _attach(attention, _made(attention))
+
+
+def _attach(attention: Any, added: MultiTokenAttention) -> None:
+    """Give a layer its parameters, and its attention the cache."""
     setattr(attention, NAME, added)
     attention.register_forward_pre_hook(_with_cache, with_kwargs=True)
 
 
 def _with_cache(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Hands the cache on to the attention function, which transformers does not."""
-    cache = kwargs.get("cache", kwargs.get("past_key_values"))
+    names = ("cache", "past_key_values", "layer_past")  # in transformers to come, in most models, in GPT-NeoX
+    cache = next((kwargs[name] for name in names if name in kwargs), None)
     return args, kwargs | {"mta_cache": cache}
 
 

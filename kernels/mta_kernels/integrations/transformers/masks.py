@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from mta_kernels.integrations.transformers.layers import uses_interface
 from mta_kernels.integrations.transformers.options import options_of
 
 UNSUPPORTED = "is not supported by attn_implementation='mta'; expected causal attention to all keys of a document"
@@ -41,6 +42,11 @@ def mta_mask(
     become bounds that no convolution crosses. Right padding needs nothing: no token sees it. Raises ValueError for
     other masks. A mask that is given is read on the host, once a forward pass.
     """
+    if config is not None and not uses_interface(type(config).__module__.replace("configuration_", "modeling_")):
+        raise ValueError(
+            f"a model of {type(config).__name__} computes attention by itself and not by transformers' "
+            "AttentionInterface, so that it would lose its mask; attn_implementation='mta' needs a model such as Llama"
+        )
     if isinstance(q_offset, Tensor) or kv_offset or q_offset + q_length != kv_length:
         raise ValueError(
             f"the mask is over {kv_length} keys, which are not those of the tokens so far; a static or sliding cache "
@@ -54,7 +60,7 @@ def mta_mask(
     if mask_function is not causal_mask_function:
         first_rows = _first_rows(mask_function, batch_size, q_length, kv_length, options, device)
     plain = None
-    if config is not None and options_of(config)[0] is not None:  # some layers have plain attention
+    if config is not None and any(options_of(config, i) is None for i in range(config.num_hidden_layers)):  # plain ones
         shared: dict[str, Any] = {"q_offset": q_offset, "mask_function": mask_function, "device": device, **options}
         plain = sdpa_mask(batch_size, q_length, kv_length, attention_mask=attention_mask, **shared)
     layout = Layout(plain=plain)

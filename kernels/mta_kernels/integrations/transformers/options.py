@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mta_kernels.multi_token_attention import MultiTokenAttention
@@ -18,24 +19,46 @@ KEYS = (
         if one.kind is one.KEYWORD_ONLY and name not in OF_THE_MODEL
     ),
 )
+OWN_INDEX = "layer"  # as `depth`: a layer's own index
 
 
-def options_of(config: Any) -> tuple[list[int] | None, dict[str, Any]]:
-    """The layers that have multi-token attention, None for all, and the options of their `MultiTokenAttention`.
+def layer_groups(config: Any) -> list[tuple[list[int] | None, dict[str, Any]]]:
+    """Groups of layers with the options of their `MultiTokenAttention`; None stands for all layers.
 
-    Raises ValueError for a key that there is not, and for layers that the model does not have.
+    `config.mta` is a group or a list of groups. Raises ValueError for a key that there is not, for layers that the
+    model does not have, and for a layer in two groups.
     """
     given = getattr(config, "mta", None) or {}
-    if unknown := [name for name in given if name not in KEYS]:
-        raise ValueError(f"config.mta has {unknown[0]!r}; expected some of {', '.join(KEYS)}")
-    options = FIRST | given
-    layers = options.pop("layers", None)
-    if layers is not None and not set(layers) <= set(range(config.num_hidden_layers)):
-        raise ValueError(f"config.mta has the layers {layers}; expected some of 0 to {config.num_hidden_layers - 1}")
-    return layers, options
+    count: int = config.num_hidden_layers
+    found: list[tuple[list[int] | None, dict[str, Any]]] = []
+    seen: set[int] = set()
+    for group in [given] if isinstance(given, Mapping) else given:
+        if unknown := [name for name in group if name not in KEYS]:
+            raise ValueError(f"config.mta has {unknown[0]!r}; expected some of {', '.join(KEYS)}")
+        options = {**FIRST, **group}
+        layers = options.pop("layers", None)
+        if layers is not None and not set(layers) <= set(range(count)):
+            raise ValueError(f"config.mta has the layers {list(layers)}; expected some of 0 to {count - 1}")
+        if twice := sorted(seen & set(range(count) if layers is None else layers)):
+            raise ValueError(f"config.mta has layer {twice[0]} in two groups; expected each layer in one")
+        seen |= set(range(count) if layers is None else layers)
+        found.append((layers, options))
+    return found
 
 
-def has_parameters(config: Any, layer: int) -> bool:
-    """Whether a model of this config has multi-token attention in a layer."""
-    layers, _ = options_of(config)
-    return layers is None or layer in layers
+def options_of(config: Any, layer: int) -> dict[str, Any] | None:
+    """The options of a layer's `MultiTokenAttention`; None for plain attention. Errors as `layer_groups`."""
+    for layers, options in layer_groups(config):
+        if layers is None or layer in layers:
+            own = {"depth": layer} if options.get("depth") == OWN_INDEX else {}
+            return options | own
+    return None
+
+
+def with_group(config: Any, layers: Sequence[int] | None, options: Mapping[str, Any]) -> Any:
+    """`config.mta` with these layers besides, of a config whose layers so far have theirs."""
+    group = dict(options) | ({} if layers is None else {"layers": list(layers)})
+    before = getattr(config, "mta", None)
+    if before is None:
+        return group
+    return [*([before] if isinstance(before, Mapping) else before), group]
