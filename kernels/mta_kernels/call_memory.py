@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from mta_kernels.watchers import CAN_ASK, PLAIN, is_watched, nobody_watches
+from mta_kernels.watchers import CAN_ASK, PLAIN, can_bypass_dispatcher, is_traced
 
 try:  # all properties of a tensor at once are not compared through PyTorch's public interface
     from torch._C._dynamo.guards import TensorGuards
@@ -36,12 +36,12 @@ def keep(memory: dict[K, V], key: K, value: V, most: int = MAX_KEPT) -> V:
 
 def is_cacheable(*tensors: Tensor) -> bool:
     """Whether a call, or a backward, with these tensors may be kept."""
-    return CAN_COMPARE and nobody_watches(*tensors)
+    return CAN_COMPARE and can_bypass_dispatcher(*tensors)
 
 
 def may_be_known(x: Tensor) -> bool:
     """Whether to look for a call with this tensor: nobody would see that less runs, and its shape has numbers."""
-    return CAN_COMPARE and type(x) in PLAIN and not torch.compiler.is_compiling() and not is_watched(x)
+    return CAN_COMPARE and type(x) in PLAIN and not torch.compiler.is_compiling() and not is_traced(x)
 
 
 def tensor_guards(*tensors: Tensor) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from mta_kernels.watchers import may_be_dual, nobody_watches
+from mta_kernels.watchers import can_bypass_dispatcher, may_be_dual
 
 _unseen: dict[Any, tuple[Callable, Callable, tuple]] = {}  # of an operator: `register`'s kernel, Function and `first`
 
@@ -97,7 +97,7 @@ def _is_unseen(op: Any, arguments: tuple) -> bool:
     """Whether nobody sees if `op` is called, or what it comes to."""
     if torch.compiler.is_compiling() or op not in _unseen:
         return False
-    return nobody_watches(*(x for x in arguments if isinstance(x, Tensor)))
+    return can_bypass_dispatcher(*(x for x in arguments if isinstance(x, Tensor)))
 
 
 def _wants_gradient(arguments: tuple) -> bool:

@@ -31,7 +31,7 @@ def may_be_dual() -> bool:
     return not CAN_ASK or forward_ad._current_level >= 0
 
 
-def is_watched(x: Tensor) -> bool:
+def is_traced(x: Tensor) -> bool:
     """Whether the profiler or a mode is on, dual tensors may be about, or x is not what it seems."""
     return (
         _profiler_enabled()
@@ -41,12 +41,12 @@ def is_watched(x: Tensor) -> bool:
     )
 
 
-def nobody_watches(*tensors: Tensor) -> bool:
+def can_bypass_dispatcher(*tensors: Tensor) -> bool:
     """Whether nobody sees which operators a call with these tensors runs."""
     return (
         CAN_ASK
         and not torch.compiler.is_compiling()
-        and not is_watched(tensors[0])
+        and not is_traced(tensors[0])
         and not _are_functorch_transforms_active()
         and not _get_tracing_state()
         and all(map(is_plain, tensors))

@@ -52,8 +52,8 @@ def test_all_steps(launches: list[str], monkeypatch, options: dict, forward_by_h
     monkeypatch.setattr(stages, "CUDA_HEADS", forward_by_heads)
     problem = make(2, 70, 16, FP16, **options)
     found = gradients(problem)
-    rebuilds = forward_by_heads and "pre_conv" in options
-    probabilities = "rebuild_probabilities" if rebuilds else "mix_probabilities"
+    recomputes_probabilities = forward_by_heads and "pre_conv" in options
+    probabilities = "rebuild_probabilities" if recomputes_probabilities else "mix_probabilities"
     back = {probabilities, "convolve_heads", "differentiate_logits"}
     assert set(launches) - {"pre_heads", "merge_pieces", "post_heads"} == back
     assert_twice_eager(found, problem, backward=True)
@@ -65,11 +65,13 @@ def test_logits_in_the_thousands() -> None:
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a constant of a compiled kernel stays")
-@pytest.mark.parametrize("rebuilds", [False, True])
+@pytest.mark.parametrize("recomputes_probabilities", [False, True])
 @pytest.mark.parametrize("coarse", [0.0, 1e9])
-def test_rows_of_a_coarse_logsumexp_are_summed_again(monkeypatch, coarse: float, rebuilds: bool) -> None:
+def test_rows_of_a_coarse_logsumexp_are_summed_again(
+    monkeypatch, coarse: float, recomputes_probabilities: bool
+) -> None:
     """And no others, whose probabilities are as wrong as the logsumexp."""
-    monkeypatch.setattr(stages, "CUDA_HEADS", rebuilds)
+    monkeypatch.setattr(stages, "CUDA_HEADS", recomputes_probabilities)
     monkeypatch.setattr(rows, "COARSE", tl.constexpr(coarse))
     problem = make(2, 60, 16, FP16, **BOTH)
     _, logsumexp = forward(problem)

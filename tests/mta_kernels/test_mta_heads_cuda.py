@@ -373,7 +373,7 @@ def test_tasks_of_a_chunk_end_nearly_together() -> None:
 
 @pytest.mark.parametrize("conv", [TAPS, Convolution(8, 17, 8), Convolution(2, 3, 1)], ids=str)
 def test_what_rebuilds_needs_no_more_memory_than_the_forward(conv: Convolution) -> None:
-    """As `stages.rebuilds` has it."""
+    """As `stages.recomputes_probabilities` has it."""
     for capability in (None, (9, 0)):
         pre, rebuild = (
             plan.WalkConstants(name, BF16, 16, conv, True, False, plan.walk_sizes(name, capability))

@@ -45,8 +45,8 @@ def test_forward(operation: Operation, gpu: Gpu | None, other: dict, by: str) ->
 
 
 def test_backward() -> None:
-    assert [stages.heads_meet_backward(ALL, gpu, BF16, 16) for gpu in (H200, A100, None)] == [True, False, False]
-    assert not stages.heads_meet_backward(Operation(TAPS, 1.0, True, MIX, TAPS), H200, BF16, 16)
+    assert [stages.mixes_heads_backward(ALL, gpu, BF16, 16) for gpu in (H200, A100, None)] == [True, False, False]
+    assert not stages.mixes_heads_backward(Operation(TAPS, 1.0, True, MIX, TAPS), H200, BF16, 16)
     assert [stages.convolves(TAPS, gpu, BF16) for gpu in (H200, RTX_4090, None)] == [True, True, False]
     rows = [stages.mixes_rows(gpu, BF16, 16, 16384, backward=True) for gpu in (H200, A100, None)]
     assert rows == [True, False, False]

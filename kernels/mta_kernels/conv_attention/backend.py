@@ -30,7 +30,7 @@ class Request(NamedTuple):
     over_ranks: bool = False
     key_rows: int = 0  # N, by which the choice differs where it was tuned
 
-    def keys_lie_apart(self) -> bool:
+    def has_strided_head_dim(self) -> bool:
         """Whether the numbers of a key, or of a value, of a decode's caches do not lie side by side."""
         return self.decode is not None and caches_unsupported(*self.decode[1:]) is not None
 

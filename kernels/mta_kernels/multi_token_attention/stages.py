@@ -51,7 +51,7 @@ def forward(
     mixes = CUDA_MIX and can_mix(operation, gpu, dtype, heads, head_dim, documents=documents)
     if mixes and mix_pays(heads, head_dim, key_rows, rows, sequences):
         return "mix"
-    if CUDA_HEADS and _heads_meet(operation, gpu, dtype, heads):
+    if CUDA_HEADS and _supports_head_mixing(operation, gpu, dtype, heads):
         return "heads"
     return "stages"
 
@@ -75,7 +75,7 @@ def mix_pays(heads: int, head_dim: int, key_rows: int, rows: int, sequences: int
 
 
 @functools.lru_cache(256)
-def _heads_meet(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int) -> bool:
+def _supports_head_mixing(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int) -> bool:
     """Whether the kernels of a forward in which heads meet can do it: with both mixings."""
     after = operation.post_conv
     if gpu is None or after is None or operation.pre_mix is None or operation.post_mix is None:
@@ -99,27 +99,29 @@ def _has_rows(gpu: Gpu, dtype: torch.dtype, heads: int, keys: int, backward: boo
     return rows.shape_unsupported(gpu, dtype, heads, keys, backward) is None
 
 
-def heads_meet_backward(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int) -> bool:
+def mixes_heads_backward(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int) -> bool:
     """Whether CUDA's kernels in which heads meet mix in a backward: both mixings with a convolution in between.
 
     They need delta, which CUDA's convolution gives.
     """
     if not CUDA_BACKWARD_HEADS or operation.post_conv is None or not convolves(operation.post_conv, gpu, dtype):
         return False
-    return _backward_heads_meet(operation, gpu, dtype, heads)
+    return _supports_backward_mixing(operation, gpu, dtype, heads)
 
 
-def rebuilds(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int) -> bool:
+def recomputes_probabilities(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int) -> bool:
     """Whether one of these kernels convolves scores and makes probabilities of them: where the forward's do the same.
 
     These need as much memory.
     """
-    forward_meets = CUDA_HEADS and operation.pre_conv is not None and _heads_meet(operation, gpu, dtype, heads)
-    return forward_meets and heads_meet_backward(operation, gpu, dtype, heads)
+    forward_meets = (
+        CUDA_HEADS and operation.pre_conv is not None and _supports_head_mixing(operation, gpu, dtype, heads)
+    )
+    return forward_meets and mixes_heads_backward(operation, gpu, dtype, heads)
 
 
 @functools.lru_cache(256)
-def _backward_heads_meet(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int) -> bool:
+def _supports_backward_mixing(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int) -> bool:
     if gpu is None or operation.pre_mix is None or operation.post_mix is None or operation.post_conv is None:
         return False
     convolutions = {"heads": operation.post_conv}

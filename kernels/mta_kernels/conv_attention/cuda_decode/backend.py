@@ -67,7 +67,7 @@ def rank(request: Request) -> int | None:
     if request.decode is None:
         return 2 if _pays(request) else 4
     q, k, _ = request.decode
-    return 1 if q.shape[1] != k.shape[1] or request.keys_lie_apart() else None
+    return 1 if q.shape[1] != k.shape[1] or request.has_strided_head_dim() else None
 
 
 def _pays(request: Request) -> bool:

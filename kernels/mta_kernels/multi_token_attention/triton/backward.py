@@ -99,7 +99,9 @@ class Stages:
         self.mixers = mixers
         self.mixings = MixingGradients(q, q.shape[1])
         self.rebuild, self.convolve_before = None, None  # one of them, where there is a convolution before
-        if mixers.pre_conv is not None and stages.rebuilds(operation, stages.cuda_gpu(q.device), q.dtype, q.shape[1]):
+        if mixers.pre_conv is not None and stages.recomputes_probabilities(
+            operation, stages.cuda_gpu(q.device), q.dtype, q.shape[1]
+        ):
             taps = mixers.pre_conv.to(q.dtype).contiguous()  # once, for all chunks
             self.rebuild = functools.partial(rebuild_probabilities, taps=taps, conv=operation.conv)
         else:
@@ -114,7 +116,7 @@ class Stages:
             )
         )  # fmt: skip
         self.heads = None
-        if stages.heads_meet_backward(operation, stages.cuda_gpu(q.device), q.dtype, q.shape[1]):
+        if stages.mixes_heads_backward(operation, stages.cuda_gpu(q.device), q.dtype, q.shape[1]):
             self.heads = _mixings(operation, mixers, q, sequences, plan)
         self.buffers = 2 + (self.before is not None) + 2 * (self.after is not None)
 

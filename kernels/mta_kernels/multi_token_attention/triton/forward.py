@@ -37,13 +37,13 @@ def mixed_attention_forward(
     signature = call_signature(q, k, v, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo)
     size = max(math.prod(chunk.shape) for chunk in plan) * sequences * heads
-    by = stages.forward(
+    path = stages.forward(
         operation, stages.cuda_gpu(q.device), q.dtype, heads, head_dim, documents=documents is not None,
         key_rows=key_rows, rows=plan[0].rows, sequences=sequences,
     )  # fmt: skip
     given = operation, q, k, v, mixers, plan, sequences, size, out, logsumexp
-    if by != "stages":
-        {"mix": mix_stage, "heads": heads_stage}[by].run_chunks(*given)
+    if path != "stages":
+        {"mix": mix_stage, "heads": heads_stage}[path].run_chunks(*given)
         return out, logsumexp
     before = convolution_of(operation.pre_conv, mixers.pre_conv, q)
     after = convolution_of(operation.post_conv, mixers.post_conv, q)
