@@ -447,13 +447,20 @@ def test_dropout_is_refused_in_training_alone():
         model.train()(text(6)[0])
 
 
-def test_a_sliding_window_is_refused_where_it_hides_a_key():
-    model = model_of(CONV, "Mistral", sliding_window=6)
-    model(text(6)[0], use_cache=False)
-    with pytest.raises(ValueError, match="sliding window"):
-        model(text(7)[0], use_cache=False)
-    with pytest.raises(ValueError, match="SlidingWindow"):
-        model.generate(text(5)[0], max_new_tokens=3)
+@pytest.mark.parametrize("mta", [CONV, SOME, WHOLE], ids=["conv", "some", "whole"])
+def test_a_sliding_window_is_refused_where_it_hides_a_key(mta):
+    """And where it hides none it changes nothing, in generation too."""
+    model, wide = (model_of(mta, "Mistral", sliding_window=window) for window in (10, None))
+    for prompts in (text(6), text(6, 3)):
+        options = padded(prompts) | {"max_new_tokens": 4, "do_sample": False}
+        assert torch.equal(model.generate(**options), wide.generate(**options))
+    cache = transformers.DynamicCache(config=model.config)
+    first = model(text(6)[0], use_cache=True, **{CACHE: cache}).logits
+    torch.testing.assert_close(first, wide(text(6)[0]).logits)
+    with pytest.raises(ValueError, match="sliding window|sliding cache"):
+        model(text(11)[0], use_cache=False)
+    with pytest.raises(ValueError, match="sliding window|sliding cache|not causal alone"):
+        model.generate(text(6)[0], max_new_tokens=8, eos_token_id=None)
 
 
 def test_a_model_without_the_parameters_says_how_to_add_them():

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 
-class DynamicLayerWithQueries(DynamicLayer):
-    """A `DynamicLayer` that has the last queries of each sequence too, and moves them wherever its keys go."""
+class WithQueries(DynamicLayer):
+    """A layer that has the last queries of each sequence too, and moves them wherever its keys go."""
 
     _layer_type = None  # not a type of layer that a config may name
     is_croppable = False  # queries older than the last are gone
@@ -48,14 +48,27 @@ class DynamicLayerWithQueries(DynamicLayer):
             self.queries = self.queries[indices]
 
 
-def layer_with_queries(cache: Any, index: int) -> DynamicLayerWithQueries:
+class DynamicLayerWithQueries(WithQueries):
+    """A `DynamicLayer` with queries."""
+
+
+class SlidingLayerWithQueries(WithQueries, DynamicSlidingWindowLayer):
+    """A `DynamicSlidingWindowLayer` with queries, for as long as its window hides no key: `mta_mask` refuses others."""
+
+    _layer_type = None
+
+
+KINDS = {DynamicLayer: DynamicLayerWithQueries, DynamicSlidingWindowLayer: SlidingLayerWithQueries}
+
+
+def layer_with_queries(cache: Any, index: int) -> WithQueries:
     """Layer `index` of a cache, which keeps queries from its first use on; raises ValueError for other caches."""
     layer = cache.layers[index] if hasattr(cache, "layers") else cache
-    if type(layer) is DynamicLayer:
-        layer.__class__ = DynamicLayerWithQueries  # its keys stay where they are
-    if not isinstance(layer, DynamicLayerWithQueries):
+    if type(layer) in KINDS:
+        layer.__class__ = KINDS[type(layer)]  # its keys stay where they are
+    if not isinstance(layer, WithQueries):
         raise ValueError(
-            f"layer {index} has its keys in a {type(layer).__name__}; attn_implementation='mta' needs a DynamicCache "
-            "and a model without sliding windows: leave cache_implementation out"
+            f"layer {index} has its keys in a {type(layer).__name__}; attn_implementation='mta' needs a DynamicCache: "
+            "leave cache_implementation out"
         )
     return layer

@@ -57,7 +57,7 @@ def mta_mask(
     first_rows = None
     if attention_mask is not None:
         starts, on_host = _starts(attention_mask.to(device=device, dtype=torch.bool))
-    if mask_function is not causal_mask_function:
+    if mask_function is not causal_mask_function and not _hides_nothing(mask_function, q_length, kv_length, device):
         first_rows = _first_rows(mask_function, batch_size, q_length, kv_length, options, device)
     plain = None
     if config is not None and any(options_of(config, i) is None for i in range(config.num_hidden_layers)):  # plain ones
@@ -85,6 +85,15 @@ def _starts(mask: Tensor) -> tuple[Tensor | None, tuple[int, ...]]:
             "left, as generation needs it: tokenizer.padding_side = 'left'"
         )
     return (starts, tuple(on_host)) if any(on_host) else (None, ())
+
+
+def _hides_nothing(sees: Callable[..., Any], rows: int, keys: int, device: torch.device | str) -> bool:
+    """Whether rows behind keys in a cache see all of these: as under a sliding window that is long enough."""
+    if rows == keys:
+        return False  # documents may begin there
+    row, key = torch.arange(keys - rows, keys, device=device)[:, None], torch.arange(keys, device=device)
+    seen = torch.as_tensor(sees(0, 0, row, key), device=device)
+    return bool((seen == (key <= row)).all())
 
 
 def _first_rows(
