@@ -457,9 +457,9 @@ def test_a_sliding_window_is_refused_where_it_hides_a_key(mta):
     cache = transformers.DynamicCache(config=model.config)
     first = model(text(6)[0], use_cache=True, **{CACHE: cache}).logits
     torch.testing.assert_close(first, wide(text(6)[0]).logits)
-    with pytest.raises(ValueError, match="sliding window|sliding cache"):
+    with pytest.raises(ValueError, match=r"sliding window|sliding cache"):
         model(text(11)[0], use_cache=False)
-    with pytest.raises(ValueError, match="sliding window|sliding cache|not causal alone"):
+    with pytest.raises(ValueError, match=r"sliding window|sliding cache|not causal alone"):
         model.generate(text(6)[0], max_new_tokens=8, eos_token_id=None)
 
 

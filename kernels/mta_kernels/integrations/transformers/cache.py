@@ -58,7 +58,9 @@ class SlidingLayerWithQueries(WithQueries, DynamicSlidingWindowLayer):
     _layer_type = None
 
 
-KINDS = {DynamicLayer: DynamicLayerWithQueries, DynamicSlidingWindowLayer: SlidingLayerWithQueries}
+KINDS: dict[type, type[WithQueries]] = {
+    DynamicLayer: DynamicLayerWithQueries, DynamicSlidingWindowLayer: SlidingLayerWithQueries,
+}  # fmt: skip
 
 
 def layer_with_queries(cache: Any, index: int) -> WithQueries:
