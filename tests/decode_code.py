@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 import torch
 
 from mta_kernels.conv_attention import tile_sizes
 from mta_kernels.conv_attention.triton.decode import conv_attention_decode
 from mta_kernels.operation import Operation
-from mtabench.static.absent_gpu import launches_compile, tensor
+from mta_kernels.plan import plan
+from mtabench.static.absent_gpu import compiled, compiles_for
 from mtabench.static.limits import limits_of
 from mtabench.static.machine_code import spills_of
 
 
 def main() -> None:
-    limits = limits_of(sys.argv[1])
-    found: list[tuple[int, int]] = []
-
-    def compiled(kernel, result) -> None:
-        (spills,) = spills_of(result.asm["ptx"], ("-lineinfo",)).values()
-        found.append((result.asm["ptx"].count("cp.async.bulk.tensor"), spills.stores + spills.loads))
-
+    limits, tensor = limits_of(sys.argv[1]), partial(torch.empty, device="meta")
     lengths = tensor(1, dtype=torch.int32)
     longest: dict[tuple[int, int], int] = {}
     for entry in tile_sizes.read_entries(tile_sizes.shipped_file("NVIDIA H200"), "NVIDIA H200"):
@@ -35,7 +31,7 @@ def main() -> None:
             shape = entry.key.head_dim, entry.key.group
             longest[shape] = max(longest.get(shape, 0), entry.key.seq_len)
     done = []
-    with launches_compile(limits, lambda name: "decode" in name, compiled):
+    with compiles_for(limits):
         shapes = sorted(longest)
         for (head_dim, group), paged in [*((shape, False) for shape in shapes), (shapes[-1], True)]:
             keys = longest[head_dim, group]
@@ -48,9 +44,12 @@ def main() -> None:
             )
             table = tensor(1, keys // 64, dtype=torch.int32) if paged else None
             operation = Operation.of((6, 11), head_dim)
-            conv_attention_decode(operation, q, cache, cache, weight, lengths=lengths, block_table=table)
-            copies, spilled = found.pop()
-            done.append({"head_dim": head_dim, "group": group, "paged": paged, "copies": copies, "spilled": spilled})
+            options = {"lengths": lengths, "block_table": table}
+            shares, _ = plan(limits.planned, conv_attention_decode, operation, q, cache, cache, weight, **options).calls
+            ptx = compiled(shares).asm["ptx"]
+            (spills,) = spills_of(ptx, ("-lineinfo",)).values()
+            counts = {"copies": ptx.count("cp.async.bulk.tensor"), "spilled": spills.stores + spills.loads}
+            done.append({"head_dim": head_dim, "group": group, "paged": paged, **counts})
     print(json.dumps(done))
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -18,9 +20,12 @@ from mta_kernels.multi_token_attention.triton.backward import mixed_attention_ba
 from mta_kernels.multi_token_attention.triton.chunks import chunks
 from mta_kernels.multi_token_attention.triton.forward import mixed_attention_forward
 from mta_kernels.multi_token_attention.triton.rows import mix_rows
-from mtabench.static.absent_gpu import launches_compile, tensor
+from mta_kernels.plan import plan
+from mtabench.static.absent_gpu import compiled, compiles_for
 from mtabench.static.limits import limits_of
 from mtabench.static.machine_code import spills_of, usage_of
+
+tensor = partial(torch.empty, device="meta")
 
 
 def run(
@@ -76,21 +81,26 @@ def late_reads(code: str) -> int:
 
 def main() -> None:
     limits = limits_of(sys.argv[1])
-    found = []
+    gpu = replace(limits.planned, has_nvrtc=False)
+    found: dict[str, dict] = {}  # by the machine code's hash
 
-    def compiled(kernel, result) -> None:
-        if isinstance(result, Exception):
-            raise result
-        (usage,) = usage_of(result.asm["cubin"], limits.number).values()
-        (spills,) = spills_of(result.asm["ptx"]).values()
-        found.append({
-            "kernel": kernel.__name__, "dtype": str(dtype), "head_dim": head_dim, "heads": heads,
-            "registers": usage.registers,
-            "spilled": spills.stores, "shared": result.metadata.shared, "limit": limits.shared_per_block,
-            "wgmma": result.asm["ptx"].count("wgmma.mma_async"), "late_reads": late_reads(result.asm["ttgir"]),
-        })  # fmt: skip
+    def compile_calls(run, head_dim: int, *args, **options) -> None:
+        for call in plan(gpu, run, head_dim, *args, **options).calls:
+            if call.language != "triton":
+                continue
+            result = compiled(call)
+            if isinstance(result, Exception):
+                raise result
+            (usage,) = usage_of(result.asm["cubin"], limits.number).values()
+            (spills,) = spills_of(result.asm["ptx"]).values()
+            found[result.hash] = {
+                "kernel": call.name, "dtype": str(dtype), "head_dim": head_dim, "heads": heads,
+                "registers": usage.registers,
+                "spilled": spills.stores, "shared": result.metadata.shared, "limit": limits.shared_per_block,
+                "wgmma": result.asm["ptx"].count("wgmma.mma_async"), "late_reads": late_reads(result.asm["ttgir"]),
+            }  # fmt: skip
 
-    with launches_compile(limits, lambda name: True, compiled):
+    with compiles_for(limits):
         dtype, heads = torch.bfloat16, 16
         if "decode" in sys.argv:
             for head_dim, *parts in (
@@ -98,14 +108,14 @@ def main() -> None:
                 (128, False, True, 0), (256, True, True, 6), (128, False, True, 6, 64), (64, False, True, 16, 32, 31),
             ):  # fmt: skip
                 heads = parts[3] if len(parts) > 3 else 16
-                run_decode(head_dim, *parts, dtype=dtype)
-            print(json.dumps(found))
+                compile_calls(run_decode, head_dim, *parts, dtype=dtype)
+            print(json.dumps([*found.values()]))
             return
         for head_dim, convolved in ((64, True), (64, False), (128, False), (256, False)):
-            run(head_dim, convolved=convolved)
+            compile_calls(run, head_dim, convolved=convolved)
         head_dim, heads, dtype = 64, 4, torch.float32
-        run(head_dim, convolved=True, heads=heads, dtype=dtype)
-    print(json.dumps(found))
+        compile_calls(run, head_dim, convolved=True, heads=heads, dtype=dtype)
+    print(json.dumps([*found.values()]))
 
 
 if __name__ == "__main__":

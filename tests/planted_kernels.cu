@@ -1,4 +1,4 @@
-// For tests of `mtabench inspect` with nvcc.
+// For tests of `mtabench inspect`.
 #include "generated.cuh"
 
 namespace planted {

@@ -3,7 +3,7 @@
 import importlib
 from functools import partial
 
-from mtabench.static.sources import Source
+from mtabench.static.compiling import Source
 
 
 def planted(name):

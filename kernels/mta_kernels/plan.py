@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from mta_kernels import operator_gradients, planned
 from mta_kernels.nvrtc.compiler import missing_package
+from mta_kernels.nvrtc.driver import LaunchConfig
 from mta_kernels.planned import A100, H200, PlannedGpu
 
 __all__ = ["A100", "H200", "KernelCall", "Plan", "PlannedGpu", "gpu_like", "on_planned", "plan"]
@@ -162,27 +163,25 @@ class Recorder(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             return (MARK << STORAGES | self.storage_of(x)) << OFFSETS | int(x.storage_offset()) * x.element_size()
 
-    def cuda(
-        self, kernel: planned.PlannedKernel, grid: tuple[int, ...], threads: int, shared_memory: int,
-        arguments: Sequence[Any],
-    ) -> None:  # fmt: skip
+    def cuda(self, kernel: planned.PlannedKernel, config: LaunchConfig, arguments: Sequence[Any]) -> None:
         """Note a launch of CUDA C++, whose arguments are structures."""
         source, structures = kernel.source, [x for x in arguments if x is not self._arguments]
         self._arguments = arguments[-1]
         self.found.calls.append(
             KernelCall(
-                kernel.name, "cuda", source, source.constants, grid, threads, shared_memory, (),
+                kernel.name, "cuda", source, source.constants, (*config.blocks,), config.threads[0],
+                config.shared_memory, (),
                 self._bytes_at(word for x in structures for word in _words(x)),
             )
         )  # fmt: skip
 
-    def triton(self, kernel: Any, programs: int, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+    def triton(self, kernel: Any, grid: tuple[int, ...], args: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Note a launch of Triton."""
         tensors = (getattr(x, "base", x) for x in args)  # of a descriptor, its tensor
         addresses = [self.address(x) for x in tensors if isinstance(x, Tensor)]
         self.found.calls.append(
             KernelCall(
-                kernel.fn.__name__, "triton", kernel, options, (programs,), 32 * options.get("num_warps", 4), None,
+                kernel.fn.__name__, "triton", kernel, options, grid, 32 * options.get("num_warps", 4), None,
                 tuple(args), self._bytes_at(addresses),
             )
         )  # fmt: skip

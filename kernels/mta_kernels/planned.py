@@ -6,7 +6,6 @@ A planned GPU has an index from `FIRST` on, where no machine has one. `plan.plan
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,11 +72,7 @@ class PlannedKernel:
 
     source: Any
     name: str
-
-    @property
-    def value(self) -> int:
-        """Stands for the driver's handle."""
-        return id(self)
+    value = property(id)  # stands for the driver's handle
 
 
 def clusters_at_once(gpu: PlannedGpu, cluster: int, threads: int, shared_memory: int, of_sm: int = 32) -> int:
@@ -86,6 +81,9 @@ def clusters_at_once(gpu: PlannedGpu, cluster: int, threads: int, shared_memory:
     return sum(sms * blocks // cluster for sms in gpu.clusters or (gpu.sm_count,))
 
 
-def launch(kernel: PlannedKernel, config: Any, arguments: Sequence[Any]) -> None:
-    """Note a launch of `nvrtc.driver`."""
-    recorder().cuda(kernel, tuple(config.blocks), config.threads[0], config.shared_memory, arguments)
+def launch_triton(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """`kernel[grid](*args, **options)`, or a note of it where calls are planned."""
+    if (found := recorder()) is not None:
+        found.triton(kernel, grid, args, options)
+    else:
+        kernel[grid](*args, **options)

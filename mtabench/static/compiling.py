@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtabench.static import machine_code
 from mtabench.static.limits import WARP, WARPS_PER_BLOCK, Limits
@@ -15,7 +15,20 @@ from mtabench.static.occupancy import occupancy
 from mtabench.static.records import DOES_NOT_FIT, FAILED, OK, SKIPPED, Kernel
 from mtabench.static.sass import Mix, instruction_mix
 from mtabench.static.shapes import Shape
-from mtabench.static.sources import CudaKernel, SkippedError, Source
+
+if TYPE_CHECKING:
+    from mta_kernels.plan import KernelCall
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What an implementation launches for a shape on a GPU of some limits, by the name that tables give it.
+
+    It is called in a process of its own: `calls` must be a function that pickle finds.
+    """
+
+    name: str
+    calls: Callable[[Shape, Limits], Iterable[KernelCall]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +82,34 @@ def short_name(name: str) -> str:
     return name.removeprefix("_").removesuffix("_kernel")
 
 
+class SkippedError(Exception):
+    """A source that cannot be compiled on this machine; the text says why, and what to install."""
+
+
 class _Compilation:
-    """One shape for one target: gathers the kernels that host code launches."""
+    """One shape for one target: gathers the kernels that calls launch."""
 
     def __init__(self, job: Job, shape: Shape) -> None:
         self.job, self.shape = job, shape
         self.kernels: list[Kernel] = []
-        self.seen: set[str] = set()
+        self.seen: set[object] = set()
         self.launched: set[str] = set()
         self.counts: dict[str, int] = {}
         self.source = ""
         self.toolchain: dict[str, str] = {}
 
     def run(self) -> ShapeDone:
-        from mtabench.static.absent_gpu import launches_compile
+        from mtabench.static.absent_gpu import compiles_for
 
-        with launches_compile(self.job.limits, self._wanted, self._triton_kernel):
+        with compiles_for(self.job.limits):
             for source in self.job.sources:
                 self.source = source.name
                 try:
-                    for kernel in source.host_code(self.shape, self.job.limits) or ():
-                        self._cuda_kernel(kernel)
+                    for call in source.calls(self.shape, self.job.limits):
+                        if call.language == "triton":
+                            self._triton_kernel(call)
+                        elif call.language == "cuda":
+                            self._cuda_kernel(call)
                 except SkippedError as error:
                     self._add(self.source, language="cuda", status=SKIPPED, reason=str(error))
                 except ToolError:
@@ -102,13 +122,17 @@ class _Compilation:
         self.launched.add(short_name(name))
         return not self.job.names or any(part in short_name(name) for part in self.job.names)
 
-    def _triton_kernel(self, function: Any, compiled: Any) -> None:
-        name = short_name(function.__name__)
-        if isinstance(compiled, Exception):
-            self._add(name, language="triton", status=FAILED, reason=_sentence(compiled))
-        elif compiled.hash not in self.seen:
-            self.seen.add(compiled.hash)
-            self._add_code(name, "triton", self._triton_code(function, compiled))
+    def _triton_kernel(self, call: KernelCall) -> None:
+        from mtabench.static.absent_gpu import compiled
+
+        if not self._wanted(call.name):
+            return
+        name, found = short_name(call.name), compiled(call)
+        if isinstance(found, Exception):
+            self._add(name, language="triton", status=FAILED, reason=_sentence(found))
+        elif found.hash not in self.seen:
+            self.seen.add(found.hash)
+            self._add_code(name, "triton", self._triton_code(call.source, found))
 
     def _triton_code(self, function: Any, compiled: Any) -> _Code:
         import triton
@@ -138,19 +162,26 @@ class _Compilation:
             mix=self._mix(cubin, metadata.name),
         )
 
-    def _cuda_kernel(self, kernel: CudaKernel) -> None:
-        label = kernel.label or kernel.name
-        if not self._wanted(label):
+    def _cuda_kernel(self, call: KernelCall) -> None:
+        from mta_kernels.nvrtc import compiler
+
+        file, key = call.source.path, (self.source, call.source.file_name, call.name)
+        is_rung = file.parent.name == "attention" and file.stem != call.name  # several of them have an `attention`
+        label = f"{file.stem}_{call.name}" if is_rung else call.name
+        if key in self.seen or not self._wanted(label):
             return
-        cubin, (compiler, version) = kernel.code.cubin, kernel.code.compiler
-        self.toolchain[compiler] = version
+        self.seen.add(key)
+        if reason := compiler.missing_package():
+            raise SkippedError(reason)
+        cubin, log = compiler.compile_source(call.source)
+        self.toolchain["nvrtc"] = compiler.version()
         usages = machine_code.usage_of(cubin, self.job.limits.number)
-        symbol = machine_code.symbol_of(kernel.name, usages)
+        symbol = machine_code.symbol_of(call.name, usages)
         code = _Code(
             usages[symbol],
-            machine_code.parse_spills(kernel.code.log)[symbol],
-            warps=kernel.warps,
-            dynamic_shared=kernel.dynamic_shared,
+            machine_code.parse_spills(log)[symbol],
+            warps=call.threads // WARP,
+            dynamic_shared=call.shared_memory or 0,
             mix=self._mix(cubin, symbol),
         )
         self._add_code(short_name(label), "cuda", code)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mtabench.static.compiling import Source
 from mtabench.static.limits import Limits
 from mtabench.static.shapes import Shape
-from mtabench.static.sources import CudaKernel, Source, compiled, need_compiler
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mta_kernels.plan import Plan, PlannedGpu
+    from mta_kernels.plan import KernelCall, Plan, PlannedGpu
 
 Plans = Callable[[Shape, "PlannedGpu"], Iterator["Plan"]]
 REFUSALS = ("cannot run this", "has no decode")  # of a backend that is named
@@ -29,19 +29,10 @@ LAYERS = (
 )
 
 
-def kernels_of(plans: Plans, shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
-    """Compile what some calls launch on a GPU of these limits. Raises SkippedError without NVRTC, if it is needed."""
-    seen = set()
+def launches(plans: Plans, shape: Shape, limits: Limits) -> Iterator[KernelCall]:
+    """What some calls launch on a GPU of these limits."""
     for plan in plans(shape, limits.planned):
-        for call in plan.calls:
-            if call.language == "triton":
-                call.source[call.grid](*call.arguments, **call.constants)  # which compiles: see `absent_gpu`
-            elif call.language == "cuda" and (key := (call.source.file_name, call.name)) not in seen:
-                seen.add(key)
-                need_compiler()
-                file = call.source.path
-                label = f"{file.stem}_{call.name}" if file.parent.name == "attention" and file.stem != call.name else ""
-                yield CudaKernel(call.name, compiled(call.source), call.threads // 32, call.shared_memory or 0, label)
+        yield from plan.calls
 
 
 def conv_attention(shape: Shape, gpu: PlannedGpu) -> Iterator[Plan]:
@@ -166,4 +157,4 @@ def _tensor(*sizes: int, dtype: str) -> Tensor:
 CALLS: tuple[Plans, ...] = (
     conv_attention, conv_attention_decode, multi_token_attention, multi_token_attention_decode, norm_and_gate, ladder,
 )  # fmt: skip
-SOURCES = tuple(Source(plans.__name__, partial(kernels_of, plans)) for plans in CALLS)
+SOURCES = tuple(Source(plans.__name__, partial(launches, plans)) for plans in CALLS)

@@ -10,11 +10,10 @@ from typing import Any
 
 from mtabench.errors import MtabenchError
 from mtabench.processes import ProcessEndedError, call_in_process, in_threads
-from mtabench.static.compiling import Job, ShapeDone, compile_job
+from mtabench.static.compiling import Job, ShapeDone, Source, compile_job
 from mtabench.static.limits import Limits
 from mtabench.static.records import ALL, FAILED, Inspection, Kernel
 from mtabench.static.shapes import Shape
-from mtabench.static.sources import Source
 
 LONGEST_S = 3600.0
 

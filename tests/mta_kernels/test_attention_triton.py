@@ -113,26 +113,25 @@ def test_tiles_of_every_gpu(target: str, monkeypatch: pytest.MonkeyPatch) -> Non
 COMPILE = """
 import json, sys, torch
 from mtabench.static import machine_code
-from mtabench.static.absent_gpu import launches_compile, tensor
+from mtabench.static.absent_gpu import compiled, compiles_for
 from mtabench.static.limits import limits_of
 from mta_kernels.attention import triton_descriptor, triton_fmha, triton_pointer
+from mta_kernels.plan import plan
 
 limits = limits_of(sys.argv[1])
 number = 10 * limits.capability[0] + limits.capability[1]
 
-def compiled(kernel, result):
-    if isinstance(result, Exception):
-        raise result
-    usage = machine_code.usage_of(result.asm["cubin"], number)[result.metadata.name]
-    spills = machine_code.spills_of(result.asm["ptx"], ("-lineinfo",))[result.metadata.name] if usage.stack else None
-    stored = spills.stores if spills else 0
-    print(json.dumps([kernel.__name__, head_dim, result.metadata.shared, stored, "wgmma" in result.asm["ptx"]]))
-
-with launches_compile(limits, lambda name: True, compiled):
+with compiles_for(limits):
     for word in sys.argv[2:]:
         rung, _, head_dim = word.partition(":")
-        x = tensor(1, 4, 8192, int(head_dim), dtype=torch.bfloat16)
-        globals()[rung].attention(x, x[:, :2], x[:, :2], causal=True, scale=0.1)
+        x = torch.empty(1, 4, 8192, int(head_dim), dtype=torch.bfloat16, device="meta")
+        call = globals()[rung].attention
+        *_, launch = plan(limits.planned, call, x, x[:, :2], x[:, :2], causal=True, scale=0.1).calls
+        name, result = launch.name, compiled(launch)
+        usage = machine_code.usage_of(result.asm["cubin"], number)[result.metadata.name]
+        spills = machine_code.spills_of(result.asm["ptx"], ("-lineinfo",))[result.metadata.name]
+        stored = spills.stores if usage.stack else 0
+        print(json.dumps([name, head_dim, result.metadata.shared, stored, "wgmma" in result.asm["ptx"]]))
 """
 COMPILED = {  # `mtabench inspect` compiles them all
     "sm_80": "triton_fmha:128",

@@ -90,10 +90,10 @@ def test_decode(page_size: int) -> None:
 class Running(Recorder):
     """Notes launches of Triton's interpreter, and lets them run."""
 
-    def triton(self, kernel: Any, programs: int, args: Sequence[Any], options: Any) -> None:
-        super().triton(kernel, programs, args, options)
+    def triton(self, kernel: Any, grid: tuple[int, ...], args: Sequence[Any], options: Any) -> None:
+        super().triton(kernel, grid, args, options)
         planned.record_with(None)
-        kernel[(programs,)](*args, **options)
+        kernel[grid](*args, **options)
         planned.record_with(self)
 
 

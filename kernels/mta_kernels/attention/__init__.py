@@ -62,7 +62,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, scale: fl
         module, options = _rung(rung)
     except ModuleNotFoundError as error:
         raise ValueError(f"rung {rung!r} cannot run this: {_missing(error)}") from None
-    check_attention_arguments(q, k, v)
+    check_tensors(q, k, v)
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; batch, heads and rows must be the same")
+    check_queries(q, k)
     if rung not in DIFFERENTIABLE:
         if wants_gradient(q, k, v):
             raise ValueError(f"rung {rung!r} has no gradient; call it under torch.no_grad(), or take rung='sdpa-flash'")
@@ -84,14 +87,6 @@ def rung_unsupported(rung: str, *, device: torch.device | str, dtype: torch.dtyp
         return _missing(error)
     reason = None if rung in ON_CPUS_ALONE else absent(device)
     return reason or module.unsupported(device=torch.device(device), dtype=dtype, head_dim=head_dim, **options)
-
-
-def check_attention_arguments(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ValueError or TypeError, in one sentence, unless the arguments are those of `attention`."""
-    check_tensors(q, k, v)
-    if k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; batch, heads and rows must be the same")
-    check_queries(q, k)
 
 
 def _rung(name: str) -> tuple[ModuleType, dict[str, Any]]:

@@ -19,6 +19,7 @@ from mta_kernels.attention.triton_pointer import tiles
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.prepare import dot_precision, row_pitch
+from mta_kernels.planned import launch_triton
 
 
 @triton.jit
@@ -102,7 +103,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) ->
         # A descriptor made in the kernel lies in memory that Triton asks of PyTorch. The setting is this context's
         # alone: one made for all would replace the caller's own.
         triton.set_allocator(lambda size, alignment, stream: empty(size, dtype=torch.int8, device=q.device))
-        _attention_descriptor_kernel[(triton.cdiv(query_rows, block_m), batch * heads)](
+        launch_triton(
+            _attention_descriptor_kernel, (triton.cdiv(query_rows, block_m), batch * heads),
             queries, keys, values, out, scale, heads // kv_heads, query_rows, key_rows,
             *(x.shape[3] * q.element_size() // 16 for x in (queries, keys, values, out)),
             CAUSAL=causal, HEAD_DIM=head_dim, VALUE_DIM=value_dim,

@@ -15,6 +15,7 @@ from mta_kernels.conv_attention import choice
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.prepare import dot_precision
+from mta_kernels.planned import launch_triton
 
 
 @triton.jit
@@ -92,7 +93,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) ->
     block_d, block_v = (value_block(x) for x in (q, v))
     block_m, block_n, num_warps = tiles(max(block_d, block_v), q.element_size())
     with on_device_of(q):
-        _attention_pointer_kernel[(triton.cdiv(query_rows, block_m), heads, batch)](
+        launch_triton(
+            _attention_pointer_kernel, (triton.cdiv(query_rows, block_m), heads, batch),
             *packed, out, scale, query_rows, key_rows, kv_heads,
             CAUSAL=causal, HEAD_DIM=head_dim, VALUE_DIM=value_dim,
             BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, BLOCK_V=block_v,

@@ -100,7 +100,7 @@ class Launch:
             self.config.attributes, self.config.attribute_count = ctypes.addressof(self._attribute), 1
         self._pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         if isinstance(kernel, planned.PlannedKernel):
-            self.call = lambda: planned.launch(kernel, self.config, self._arguments)
+            self.call = lambda: planned.recorder().cuda(kernel, self.config, self._arguments)
             return
         # As ctypes takes them without a look: a conversion costs as much as the call. cuda.bindings costs more.
         self.call = functools.partial(

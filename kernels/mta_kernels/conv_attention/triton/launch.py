@@ -32,7 +32,7 @@ def launch(kernel: Any, programs: int, signature: Hashable, *args: Any, **option
     known.
     """
     if (recorder := planned.recorder()) is not None:
-        recorder.triton(kernel, programs, args, options)
+        recorder.triton(kernel, (programs,), args, options)
         return None
     if not isinstance(kernel, JITFunction):  # Triton's interpreter
         kernel[(programs,)](*args, **options)
