@@ -159,7 +159,7 @@ def loaded_files() -> list[Path]:
 
 def splitting_names() -> list[str]:
     """Names of the implementations whose decode takes a number of splits."""
-    return [implementation.name for implementation in IMPLEMENTATIONS if implementation.splits_used]
+    return [implementation.name for implementation in IMPLEMENTATIONS if implementation.splits]
 
 
 def default_names(pass_: str, device: str, ops: Iterable[str] = USUAL_OPS) -> list[str]:

@@ -4,6 +4,7 @@ from mtabench import registry
 from mtabench.implementations import Implementation
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.timing import Settings
+from mtabench.prediction import plans
 from mtabench.results.results_file import read_results
 from mtabench.results.writer import Writer
 from mtabench.sweeps import sweep
@@ -38,7 +39,7 @@ def without_warm_up(monkeypatch):
 def make_plant(monkeypatch):
     """Adds an implementation of conv attention to the registry, made of eager's closure by a function."""
 
-    def add(name, change, passes=("fwd", "bwd", "decode"), splits_used=None):
+    def add(name, change, passes=("fwd", "bwd", "decode"), splits=False):
         def build(case, inputs):
             closure = registry.find("eager").build(case, inputs)
             return change(case, closure)
@@ -52,9 +53,10 @@ def make_plant(monkeypatch):
             summary="planted",
             build=build,
             why_not=registry.find("eager").why_not,
-            splits_used=splits_used,
+            splits=splits,
         )
         monkeypatch.setattr(registry, "IMPLEMENTATIONS", (*registry.IMPLEMENTATIONS, planted))
+        monkeypatch.setattr(plans, "splits_of", lambda case: 7)
 
     return add
 
@@ -71,10 +73,6 @@ def raising(error, at=None):
         return call
 
     return change
-
-
-def used(case):
-    return 7 if case.splits == "auto" else case.splits
 
 
 def run(path, impl, resume=False, settings=QUICK, pass_="fwd", **options):

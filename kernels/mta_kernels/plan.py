@@ -61,6 +61,7 @@ class Plan:
 
     calls: list[KernelCall] = field(default_factory=list)
     peak_bytes: int = 0
+    splits: int | None = None  # programs that share a head's keys in a step of conv attention on full caches
 
     def names(self, *languages: str) -> tuple[str, ...]:
         """Kernels of these languages ("cuda", "triton", "torch"), each once, in the order of their first launch."""

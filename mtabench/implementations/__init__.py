@@ -40,8 +40,8 @@ class Implementation:
 
     `order` is its place in lists, legends and tables; the default is last, and names decide between equals. `build`
     makes a closure that computes the output from a case and its inputs. `why_not` says why it cannot run a case here,
-    or None; `interpreted` says the same of a check on a CPU, where an interpreter runs what needs a GPU. `splits_used`
-    is the number of splits that a decode takes, where it can split its keys; `pages` whether it can read them in pages.
+    or None; `interpreted` says the same of a check on a CPU, where an interpreter runs what needs a GPU. `splits` says
+    whether a decode takes a number of splits, `pages` whether it can read keys in pages.
     A sweep measures what is `by_name` only if --impl names it; `groups` are names of --impl that stand for several. A
     `yardstick` is another project's: no commit of this one changes its time.
 
@@ -74,7 +74,7 @@ class Implementation:
     yardstick: bool = False
     groups: tuple[str, ...] = ()
     interpreted: Callable[[Case], str | None] | None = None
-    splits_used: Callable[[Case], int] | None = None
+    splits: bool = False
     pages: bool = False
     ranks_backend: str = ""
     style: Style | None = None

@@ -28,23 +28,12 @@ def why_not(case: Case) -> str | None:
     return cuda_conv.unsupported(**typical_conv_call(case))
 
 
-def splits_used(case: Case) -> int:
-    """The blocks that share the keys of a query head in this decode step."""
-    import torch
-
-    from mta_kernels.conv_attention.cuda_conv import choose_splits
-
-    if isinstance(case.splits, int):
-        return case.splits
-    return choose_splits(case.batch, case.heads, case.seq, torch.device(case.device))
-
-
 ENTRIES = (
     Implementation(
         order=60, name="cuda-conv", op="conv-attention", passes=("fwd", "bwd", "decode"), devices=("cuda",),
         work="overlapped",
         summary="the published approach in CUDA: overlapping tiles, the convolution on the CUDA cores",
-        build=build, why_not=why_not, splits_used=splits_used, by_name=True,
+        build=build, why_not=why_not, splits=True, by_name=True,
         style=Style("#7A7A00", "#C9C93A", "*", "-"), compiles=True,
     ),
 )  # fmt: skip

@@ -14,23 +14,6 @@ def why_not(case: Case) -> str | None:
     return triton_untimed(case) or backend_why_not("triton", case)
 
 
-def splits_used(case: Case) -> int:
-    """The programs that share the keys of a KV head in this decode step."""
-    import torch
-
-    from mta_kernels.conv_attention.triton.decode import auto_tiles
-    from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
-    from mta_kernels.gpu_limits import compiled_capability
-    from mtabench.problem.inputs import DTYPES
-
-    if isinstance(case.splits, int):
-        return case.splits
-    dtype, device, group = DTYPES[case.dtype], torch.device(case.device), case.heads // case.kv_heads
-    taps = case.conv.taps
-    bulk = not case.page_size and bulk_pays(case.head_dim, group, dtype.itemsize, compiled_capability(device))
-    return auto_tiles(dtype, case.head_dim, taps, case.capacity, group, case.batch * case.kv_heads, device, bulk)[0]
-
-
 STYLE = Style("#D55E00", "#FF8533", "^", "-")
 
 ENTRIES = (
@@ -40,7 +23,7 @@ ENTRIES = (
         summary="fused Triton kernels in the expanded form, O(N) memory",
         note="backward keeps scores of 2048 query rows at a time",
         build=partial(conv_attention_by, "triton"), why_not=why_not, interpreted=partial(backend_why_not, "triton"),
-        splits_used=splits_used, pages=True, ranks_backend="triton",
+        splits=True, pages=True, ranks_backend="triton",
         style=STYLE, compiles=True,
         planned=True,
     ),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mta_kernels.plan import H200, Plan, PlannedGpu, on_planned, plan
+from mta_kernels.plan import H200, Plan, PlannedGpu, gpu_like, on_planned, plan
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import Inputs, make_inputs
 from mtabench.registry import implementation_of
@@ -26,6 +26,11 @@ def plan_of(case: Case, gpu: PlannedGpu = H200) -> Plan:
         call = implementation_of(case).build(elsewhere, inputs)
         given = _tensors(inputs.given_to(elsewhere))
         return plan(gpu, lambda *_: call(), *given, backward=case.pass_ == "bwd")
+
+
+def splits_of(case: Case) -> int | None:
+    """The programs that share a head's keys in a decode step on this GPU: see `Plan.splits`; None on a CPU."""
+    return plan_of(case, gpu_like(torch.device("cuda"))).splits if case.device == "cuda" else None
 
 
 def _tensors(inputs: Inputs) -> list[Tensor]:

@@ -84,9 +84,14 @@ def _summary(name: str, sentence: str, **more: Any) -> Column:
 
 
 def _splits_used(cell: Cell) -> object:
-    ran = cell.case.splits is not None and cell.status in ("ok", "invalid", "wrong")
-    splits_used = implementation_of(cell.case).splits_used
-    return splits_used(cell.case) if ran and splits_used else None
+    """The number that was given; of `auto` what the plan of the call on this GPU says."""
+    if cell.status not in ("ok", "invalid", "wrong"):
+        return None
+    if cell.case.splits != "auto":
+        return cell.case.splits
+    from mtabench.prediction.plans import splits_of
+
+    return splits_of(cell.case)
 
 
 def _attention_share(of: Timed) -> float | None:

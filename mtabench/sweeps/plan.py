@@ -338,7 +338,7 @@ def _rivals_then_yardsticks(
 
 def _splits_of(impl: Implementation, pass_: str, given: _Axes) -> Sequence[int | str | None]:
     """The splits of an implementation's cells; one cell without where it does not split keys."""
-    return given.splits if pass_ == "decode" and impl.splits_used else [None]
+    return given.splits if pass_ == "decode" and impl.splits else [None]
 
 
 def parse_head_dims(text: str) -> list[int]:
@@ -423,7 +423,7 @@ def _shown_axes(options: Options, given: _Axes, device: str) -> dict[str, str]:
         del shown["conv"]
     if options.pass_ == "decode":
         splits = ", ".join(map(str, given.splits))
-        takers = list(dict.fromkeys(impl.name for impl in given.impls if impl.splits_used))
+        takers = list(dict.fromkeys(impl.name for impl in given.impls if impl.splits))
         if not takers:
             splits += " (none of these implementations splits keys: each is measured once)"
         elif len(given.splits) > 1 and len(takers) < len(given.impls):

@@ -19,11 +19,10 @@ from mta_kernels.conv_attention import (
 )
 from mta_kernels.conv_attention.cuda_decode import arrivals
 from mta_kernels.conv_attention.cuda_decode import plan as planning
-from mta_kernels.conv_attention.cuda_decode.decode import choose_splits
 from mta_kernels.conv_attention.cuda_decode.plan import choose_plan
 from mta_kernels.conv_attention.triton import backend as triton_backend
 from mta_kernels.nvrtc import compiler
-from mta_kernels.operation import Convolution
+from mta_kernels.operation import Convolution, Operation
 
 ON_GPU = DEVICE == "cuda"
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -58,10 +57,11 @@ def test_any_number_of_programs(gpu, multiprocessors: int) -> None:
 
 
 def test_heads_of_one_length_are_shared_evenly(gpu) -> None:
-    """By as many programs each as `choose_splits` tells; longer and shorter ones by runs of equal length."""
+    """By as many programs each as the plan says; longer and shorter ones by runs of equal length."""
     gpu.multiprocessors = 8
     q, k, v, weight, lengths = make_decode([300, 300], 2, 2, 64, (6, 11), BF16)
-    splits = choose_splits(2, 2, 2, 300, BF16, 64, (6, 11), q.device)
+    plan = choose_plan(BF16, 64, Operation.of((6, 11), 64).conv, 1, False, True, q.device)
+    splits = plan.splits_for(4, 300)
     assert splits in (2, 4)  # of 8 programs, or where a GPU has more, of 64 keys or more each
     assert torch.equal(run((q, k, v, weight, lengths)), run((q, k, v, weight, lengths), splits=splits))
     lengths[1] = 200

@@ -254,17 +254,3 @@ def test_it_compiles_with_products_in_flight(head_dim: int, group: int, pages: b
     assert code.startswith(b"\x7fELF")
     assert "C75" not in words
     assert "ptxas info" not in words or "0 bytes spill stores, 0 bytes spill loads" in words
-
-
-@pytest.mark.parametrize(
-    ("length", "page_size", "kernel"),
-    [(4096, None, "Hopper's"), (4100, None, "another"), (4096, 128, "Hopper's"), (4096, 16, "another")],
-)
-def test_splits_are_of_the_kernel_that_reads_such_a_cache(monkeypatch, length: int, page_size: int | None, kernel: str):
-    def planned(name: str) -> SimpleNamespace:
-        return SimpleNamespace(constants=SimpleNamespace(sharing=1), splits_for=lambda heads, keys: name)
-
-    monkeypatch.setattr(decode, "choose_hopper_plan", lambda *shape: planned("Hopper's"))
-    monkeypatch.setattr(decode, "choose_plan", lambda *shape: planned("another"))
-    device = torch.device(DEVICE)
-    assert decode.choose_splits(1, 64, 8, length, BF16, 128, (6, 11), device, page_size=page_size) == kernel

@@ -22,6 +22,7 @@ from mtabench.checking import verify
 from mtabench.cli import app
 from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings, measure_ceilings
+from mtabench.prediction import plans
 from mtabench.results.results_file import COLUMNS, KEY_COLUMNS, read_results
 from mtabench.results.runs import read_run
 from mtabench.results.writer import Writer
@@ -191,7 +192,8 @@ def splitter(monkeypatch):
     def used(case):
         return 1 if case.splits == "auto" else case.splits
 
-    planted = dataclasses.replace(registry.find("eager"), name="planted", splits_used=used)
+    planted = dataclasses.replace(registry.find("eager"), name="planted", splits=True)
+    monkeypatch.setattr(plans, "splits_of", used)
     monkeypatch.setattr(registry, "IMPLEMENTATIONS", (*registry.IMPLEMENTATIONS, planted))
 
     def measure(cells, device, settings):

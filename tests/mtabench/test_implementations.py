@@ -1,7 +1,6 @@
 """Implementations on a CPU: what they compute, and why they cannot."""
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from changed_cases import with_changes
 from mta_kernels import torch_compile
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
-from mta_kernels.conv_attention.triton import decode
 from mta_kernels.operation import Operation
 from mtabench.implementations import compile
 from mtabench.problem.case import Case
@@ -100,7 +98,6 @@ def test_the_published_approach_gets_what_a_case_asks_for(splits, monkeypatch):
     calls = []
     monkeypatch.setattr(cuda_conv, "conv_attention", lambda *args, **options: calls.append(options))
     monkeypatch.setattr(cuda_conv, "conv_attention_decode", lambda *args, **options: calls.append(options))
-    monkeypatch.setattr(cuda_conv, "choose_splits", lambda *args: 7)
     case = with_changes(CONV, impl="cuda-conv", causal=False)
     build(case, make_inputs(case))()
     decode = replace(case, pass_="decode", splits=splits)
@@ -108,7 +105,6 @@ def test_the_published_approach_gets_what_a_case_asks_for(splits, monkeypatch):
     build(decode, x)()
     common = {"scale": 0.25, "pad_key": "both"}
     assert calls == [{"causal": False, **common}, {"lengths": x.lengths, "splits": splits, **common}]
-    assert find("cuda-conv").splits_used(decode) == {"auto": 7, 3: 3}[splits]
 
 
 @pytest.mark.long
@@ -131,28 +127,6 @@ def test_compiled_computes_the_reference(pass_):
 def test_compile_needs_a_compiler(monkeypatch):
     monkeypatch.setattr(torch_compile.shutil, "which", lambda name: None)
     assert "C++ compiler" in find("compile").why_not(replace(CONV, impl="compile"))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="runs in Triton's interpreter")
-def test_triton_takes_the_splits_that_its_row_tells(monkeypatch):
-    launched = []
-
-    def record(operation, q_window, *args, splits, **options):
-        launched.append(splits)
-        return torch.zeros_like(q_window[:, :, :1])
-
-    monkeypatch.setattr(decode, "launch_decode", record)
-    base = replace(CONV, impl="triton", pass_="decode", splits="auto", heads=8)
-    cases = [replace(base, splits=splits) for splits in (None, 3, 128)]  # None as `mtabench verify` asks
-    cases += [
-        replace(base, batch=batch, kv_heads=kv_heads, seq=seq)
-        for batch, kv_heads, seq in product((1, 32, 128), (1, 2, 8), (33, 150, 256, 700))
-    ]
-    for case in cases:
-        build(case, make_inputs(case))()
-    assert launched == [find("triton").splits_used(case) for case in cases]
-    assert launched[1:3] == [3, 128]
-    assert len(set(launched[3:])) > 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs in Triton's interpreter")

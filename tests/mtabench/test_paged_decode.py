@@ -4,7 +4,6 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import chart_cells
 import planted_sweeps
@@ -17,9 +16,7 @@ from typer.main import get_command
 
 from mta_kernels.conv_attention import conv_attention_decode, conv_attention_decode_reference
 from mta_kernels.conv_attention.arguments import PAGE_SIZES as KERNELS_PAGE_SIZES
-from mta_kernels.conv_attention.cuda_decode import decode as cuda_decode
 from mta_kernels.conv_attention.reference import gather_pages
-from mta_kernels.conv_attention.triton import decode as triton_decode
 from mta_kernels.operation import Operation
 from mtabench import registry
 from mtabench.charts.data import read_cells
@@ -454,10 +451,6 @@ class TestFiles:
         assert "page" not in "".join(read_report(without).panels)
 
 
-def splits_used(case):
-    return implementation_of(case).splits_used(case)
-
-
 class TestModel:
     def test_pages_are_inputs_in_place_of_the_cache_from_which_measuring_makes_them(self):
         paged = replace(PAGED, page_size=128)
@@ -469,16 +462,3 @@ class TestModel:
         assert measuring_bytes(cuda) == cache + input_bytes(paged) + beyond
         assert measuring_bytes(replace(cuda, page_size=None)) == cache + beyond
         assert expected_memory_bytes(paged, "dense") == expected_memory_bytes(CONTIGUOUS, "dense") + cache
-
-    def test_splits_are_those_of_the_kernel_that_reads_pages(self, monkeypatch):
-        """Of the room that the pages of 40 keys have, without the copy engine."""
-        asked = []
-        plan = SimpleNamespace(splits_for=lambda sequences, keys: keys)
-        monkeypatch.setattr(cuda_decode, "choose_plan", lambda *shape: asked.append(shape[4]) or plan)
-        monkeypatch.setattr(triton_decode, "auto_tiles", lambda *shape: asked.append(shape[-1]) or (shape[3], None))
-        monkeypatch.setattr("mta_kernels.conv_attention.triton.decode_plan.bulk_pays", lambda *shape: True)
-        monkeypatch.setattr("mta_kernels.gpu_limits.compiled_capability", lambda device: (9, 0))
-        for impl in ("cuda", "triton"):
-            case = replace(CONTIGUOUS, impl=impl, dtype="bf16", splits="auto", device="cuda")
-            assert [splits_used(replace(case, page_size=size)) for size in (None, 16)] == [40, 48]
-        assert asked == [False, True, True, False]  # paged; read by the copy engine

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -15,8 +16,9 @@ import pytest
 from changed_cases import with_changes
 
 from mta_kernels.operation import Operation
+from mta_kernels.plan import H200
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.implementations.triton import splits_used
+from mtabench.prediction import plans
 from mtabench.problem.case import Case
 from mtabench.results.columns import STATUSES, TABLE
 from mtabench.results.facts import RunFacts
@@ -132,11 +134,18 @@ def test_decode_rows_of_before_splits_were_swept_are_auto(tmp_path):
         assert list(writer.done) == [key_of(c) for c in old]
 
 
-def test_splits_used_are_told_where_a_kernel_ran():
-    decode = {splits: case(pass_="decode", impl="triton", seq=4096, splits=splits) for splits in ("auto", 3)}
-    assert cell_row(decode[3], FACTS, "ok")["splits_used"] == 3
-    assert cell_row(decode["auto"], FACTS, "wrong")["splits_used"] == splits_used(decode["auto"])
-    assert cell_row(decode["auto"], FACTS, "unsupported")["splits_used"] is None
+@pytest.mark.parametrize(
+    ("impl", "page_size", "used"),
+    [("triton", None, 13), ("triton", 16, 13), ("cuda", None, 4), ("cuda-conv", None, 13)],
+)
+def test_splits_are_those_of_the_plan_where_a_kernel_ran(monkeypatch, impl, page_size, used):
+    monkeypatch.setattr(plans, "gpu_like", lambda device: H200)
+    base = case(pass_="decode", impl=impl, seq=4096, dtype="bf16", batch=20, page_size=page_size, device="cuda")
+    auto, three = replace(base, splits="auto"), replace(base, splits=3)
+    assert (cell_row(three, FACTS, "ok")["splits_used"], plans.splits_of(three)) == (3, 3)
+    assert cell_row(auto, FACTS, "wrong")["splits_used"] == used
+    assert cell_row(auto, FACTS, "unsupported")["splits_used"] is None
+    assert cell_row(replace(auto, device="cpu"), FACTS, "ok")["splits_used"] is None
     assert cell_row(case(pass_="decode"), FACTS, "ok")["splits_used"] is None
 
 

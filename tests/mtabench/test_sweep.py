@@ -4,7 +4,7 @@ import csv
 
 import pytest
 import torch
-from planted_sweeps import TIME_COLUMNS, make_plant, run, used, without_warm_up
+from planted_sweeps import TIME_COLUMNS, make_plant, run, without_warm_up
 from typer.main import get_command
 
 from mtabench.cli import app
@@ -102,7 +102,7 @@ def splitting(case, closure):
 
 def test_splits_are_cells_of_their_own(tmp_path, plant):
     path = tmp_path / "out.csv"
-    plant("planted", splitting, splits_used=used)
+    plant("planted", splitting, splits=True)
     plan, _ = run(path, "eager,planted,sdpa-math", pass_="decode", seq="16", splits="auto,2..4:+1")
     table = read_results(path)
     assert len(table) == len(plan.cases) == 6
@@ -122,7 +122,7 @@ def test_splits_are_cells_of_their_own(tmp_path, plant):
 
 def test_the_baselines_auto_is_what_speedups_refer_to(tmp_path, plant):
     path = tmp_path / "out.csv"
-    plant("planted", lambda case, closure: closure, splits_used=used)
+    plant("planted", lambda case, closure: closure, splits=True)
     run(path, "eager,planted", pass_="decode", seq="16", splits="2,auto", baseline="planted")
     table = read_results(path)
     assert table.set_index("splits").loc["auto", "speedup"] == 1

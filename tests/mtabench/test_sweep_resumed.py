@@ -1,7 +1,7 @@
 """Sweeps that go on: after Ctrl-C or a broken GPU context, with splits or rivals that were added."""
 
 import pytest
-from planted_sweeps import make_plant, raising, run, statuses, used, without_warm_up
+from planted_sweeps import make_plant, raising, run, statuses, without_warm_up
 
 from mtabench import registry
 from mtabench.errors import MtabenchError
@@ -60,7 +60,7 @@ def test_resume_measures_the_splits_that_are_missing(tmp_path, plant):
         built.append(case.splits)
         return closure
 
-    plant("planted", change, splits_used=used)
+    plant("planted", change, splits=True)
     run(path, "planted", pass_="decode", seq="16", splits="auto,2", baseline="planted")
     built.clear()
     _, watcher = run(path, "planted", pass_="decode", seq="16", splits="auto,1..4", baseline="planted", resume=True)

@@ -9,6 +9,7 @@ from ctypes import c_float, c_int, c_void_p
 import torch
 from torch import Tensor
 
+from mta_kernels import planned
 from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.arguments import MAX_SPLITS, check_splits
 from mta_kernels.conv_attention.cuda_conv.attention import refuse, taps_of
@@ -58,6 +59,8 @@ def conv_attention_decode(
     )  # fmt: skip
     launch(shape, "decode.cu", "conv_attention_decode_split", count * heads * batch, q.device, arguments)
     launch(shape, "decode.cu", "conv_attention_decode_combine", heads * batch, q.device, arguments)
+    if (recorder := planned.recorder()) is not None:
+        recorder.found.splits = count
     return out
 
 

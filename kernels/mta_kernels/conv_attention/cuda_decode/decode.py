@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels import planned
 from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.arguments import check_block_table, check_splits
 from mta_kernels.conv_attention.backend import size_unsupported
@@ -18,7 +19,6 @@ from mta_kernels.conv_attention.cuda_decode.arrivals import arrivals
 from mta_kernels.conv_attention.cuda_decode.hopper_plan import (
     HopperConstants,
     are_describable,
-    are_whole,
     choose_hopper_plan,
     maps,
     pays,
@@ -110,11 +110,10 @@ def launch_decode(
     batch, query_heads, window, head_dim = q_window.shape
     kv_heads, device, constants = k_cache.shape[1], q_window.device, plan.constants
     heads = constants.heads * constants.sharing
-    if splits:
-        programs = batch * kv_heads * splits
-    else:
-        keys = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
-        programs = plan.programs_for(batch * kv_heads, keys)
+    keys = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
+    programs = batch * kv_heads * splits or plan.programs_for(batch * kv_heads, keys)
+    if (recorder := planned.recorder()) is not None:
+        recorder.found.splits = splits or plan.splits_for(batch * kv_heads, keys)
     blocks = programs * constants.head_blocks
     if constants.aligned and not has_whole_chunks(q_window):
         q_window = q_window.clone(memory_format=torch.contiguous_format)  # small
@@ -145,20 +144,6 @@ def launch_decode(
             merge, (batch * query_heads, 1), MERGE_THREADS, MERGE_BYTES, device.index, arguments, follows=follows
         )
     return out
-
-
-def choose_splits(
-    batch: int, query_heads: int, kv_heads: int, length: int, dtype: torch.dtype, head_dim: int,
-    taps: tuple[int, int], device: torch.device, *, page_size: int | None = None,
-) -> int:  # fmt: skip
-    """The programs that share a KV head's keys with `splits="auto"`, where all lengths are equal; rounded up."""
-    paged = page_size is not None
-    group = query_heads // kv_heads
-    shape = dtype, head_dim, Operation.of(taps, head_dim).conv, group, paged
-    plan = choose_hopper_plan(*shape, device) if are_whole(page_size or length, paged) else None
-    if not pays(plan, group, batch * kv_heads * length):
-        plan = choose_plan(*shape, True, device)
-    return plan.splits_for(batch * kv_heads, length)
 
 
 @functools.cache

@@ -182,15 +182,10 @@ class KeyLayout(NamedTuple):
     heads_apart: int
 
 
-def are_whole(rows: int, paged: bool) -> bool:
-    """Whether the copy engine can read pages, or a contiguous cache, of so many keys without reading beyond."""
-    return rows % (KEYS if paged else GROUP) == 0
-
-
 def key_layout(k: Tensor, paged: bool = False) -> KeyLayout | None:
     """How the copy engine sees `k [B, Hkv, N, D]`, whose rows are whole chunks, or None if it cannot."""
     batch, heads, rows, _ = k.shape
-    if not are_whole(rows, paged) or not has_describable_strides(k):
+    if rows % (KEYS if paged else GROUP) or not has_describable_strides(k):  # it would read beyond
         return None
     groups = rows // GROUP
     of_batch, of_head, of_row = outer_strides(k)

@@ -6,7 +6,7 @@ The kernel of the shares is in decode_shares.py, their number and its tiles in d
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mta_kernels import planned
 from mta_kernels.allocation import empty, empty_like
 from mta_kernels.conv_attention.arguments import check_block_table, check_splits
 from mta_kernels.conv_attention.surroundings import on_device_of
@@ -137,25 +138,18 @@ def chosen_tiles(
     """
     check_splits(splits)
     (batch, heads, _, head_dim), kv_heads = q_window.shape, k_cache.shape[1]
-    auto, config = auto_tiles(
-        q_window.dtype, head_dim, weight.shape[1:], capacity, heads // kv_heads, batch * kv_heads, q_window.device, bulk
-    )
-    return auto if splits == "auto" else int(splits), config
-
-
-def auto_tiles(
-    dtype: torch.dtype, head_dim: int, taps: Sequence[int], capacity: int, group: int, sequences: int,
-    device: torch.device, bulk: bool,
-) -> tuple[int, DecodeConfig]:  # fmt: skip
-    """Splits and tiles that "auto" takes for a step, `sequences` being batch times KV heads; `bulk` if read so."""
+    dtype, device = q_window.dtype, q_window.device
+    group, sequences = heads // kv_heads, batch * kv_heads
     shape = {
-        "key_taps": taps[1], "block_d": max(16, next_power_of_2(head_dim)), "element_size": dtype.itemsize,
+        "key_taps": weight.shape[2], "block_d": max(16, next_power_of_2(head_dim)), "element_size": dtype.itemsize,
         "shared_memory": shared_memory_limit(device),
     }  # fmt: skip
-    key = Key.of(dtype, head_dim, taps, True, capacity, group, sequences)
+    key = Key.of(dtype, head_dim, weight.shape[1:], True, capacity, group, sequences)
     candidates = decode_candidates(group=group, bulk=bulk, **shape)
     config = best_config("decode_bulk" if bulk else "decode", key, candidates, device)
-    return auto_splits(config, shape, sequences, capacity, group, sm_count(device)), config
+    if splits == "auto":
+        splits = auto_splits(config, shape, sequences, capacity, group, sm_count(device))
+    return int(splits), config
 
 
 def launch_decode(
@@ -215,6 +209,8 @@ def launch_shares(
     if any(stride % unit for x in (k_cache, v_cache) for stride in x.stride()[:3]):
         unit = 1
     units = [stride // unit for x in (k_cache, v_cache) for stride in x.stride()[:3]]
+    if (recorder := planned.recorder()) is not None:
+        recorder.found.splits = splits
     slots = splits + 1
     partial = empty(batch * query_heads, slots, head_dim, dtype=torch.float32, device=q_window.device)
     maxima = empty(batch * query_heads, slots, dtype=torch.float32, device=q_window.device)
