@@ -3,6 +3,7 @@
 import ast
 import functools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,24 @@ LIGHT_KERNELS = {
     "mta_kernels.planned",
     "mta_kernels.score_chunks",
 }  # of the kernels, what every module may know
+# Of the kernels, what the suite may know: what people call, and plans with what compiles them.
+PUBLIC = {
+    "mta_kernels",
+    "mta_kernels.attention",
+    "mta_kernels.code_cache",  # the folder of whatever is kept, with what writes there
+    "mta_kernels.conv_attention",
+    "mta_kernels.conv_attention.context_parallel",
+    "mta_kernels.conv_attention.cuda_conv",
+    "mta_kernels.conv_attention.tile_sizes",
+    "mta_kernels.conv_attention.tuner",
+    "mta_kernels.multi_token_attention",
+    "mta_kernels.nvrtc.compiler",
+    "mta_kernels.operation",
+    "mta_kernels.plan",
+    "mta_kernels.planned",
+    "mta_kernels.score_chunks",
+    "mta_kernels.torch_compile",
+}
 # From the lowest: a module imports its own package, and packages and files of the lines above it here.
 LAYERS = (
     "errors escaping palette processes prose",
@@ -152,6 +171,54 @@ def test_kernels_know_no_library_that_they_are_integrated_in(module):
     found = imports(module_path(module, KERNELS).read_text(), module, inside_functions=True)
     own = module.startswith("mta_kernels.integrations.")
     assert own or not any(name.startswith("mta_kernels.integrations") for name in found)
+
+
+def beyond_the_wall(source):
+    """What a source names of the kernels' insides: in an import, or in a text that is a module's name."""
+    found = set()
+    for node in ast.walk(parsed(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name not in PUBLIC}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                is_module = source_of(name) is not None
+                if (name if is_module else node.module) not in PUBLIC or not (is_module or is_exported(name)):
+                    found.add(name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in PUBLIC:
+            found.add(node.value)
+    return {name for name in found if re.fullmatch(r"mta_kernels(\.\w+)*", name)}
+
+
+def is_exported(name):
+    """Whether a module lists a name in `__all__`, or without one has it without an underscore in front."""
+    module, _, name = name.rpartition(".")
+    listed = [node.value for node in parsed(source_of(module).read_text()).body if isinstance(node, ast.Assign)
+              and ast.unparse(node.targets[0]) == "__all__"]  # fmt: skip
+    return name in ast.literal_eval(listed[0]) if listed else not re.match("_(?!_)", name)
+
+
+@pytest.mark.parametrize("module", modules_under(ROOT / "mtabench", ROOT))
+def test_the_suite_knows_of_the_kernels_what_is_public(module):
+    assert not beyond_the_wall(module_path(module).read_text())
+
+
+def test_what_lies_beyond_the_wall_is_found():
+    source = """
+from typing import TYPE_CHECKING
+from mta_kernels import gpu_limits, plan, __version__
+if TYPE_CHECKING:
+    from mta_kernels.conv_attention.triton.forward import value_block
+def later():
+    import mta_kernels.nvrtc.driver
+    from mta_kernels.conv_attention import BACKENDS, api, choose, tile_sizes
+    from mta_kernels.operation import Operation, _told
+    importlib.import_module("mta_kernels.allocation")
+"""
+    assert beyond_the_wall(source) == {
+        "mta_kernels.gpu_limits", "mta_kernels.conv_attention.triton.forward.value_block", "mta_kernels.nvrtc.driver",
+        "mta_kernels.conv_attention.api", "mta_kernels.conv_attention.choose", "mta_kernels.operation._told",
+        "mta_kernels.allocation",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PURE)

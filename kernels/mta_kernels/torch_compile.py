@@ -37,19 +37,6 @@ def compiled_apart(function: Callable[..., Any], *, fullgraph: bool = True) -> C
     return torch.compile(own, dynamic=False, fullgraph=fullgraph)
 
 
-def compiled_by_shape(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose first argument is a tensor, `compiled_apart` for each shape and dtype of that."""
-    made: dict[Any, Callable[..., Any]] = {}
-
-    def call(first: torch.Tensor, *others: Any) -> Any:
-        key = first.shape, first.dtype
-        if key not in made:
-            made[key] = compiled_apart(function)
-        return made[key](first, *others)
-
-    return call
-
-
 def asked_once(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, asked once for each arguments, whose answer is a constant to torch.compile."""
     answer = functools.cache(function)

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
-from mta_kernels.gpu_limits import sm_count
 from mta_kernels.multi_token_attention import multi_token_attention_reference
 from mta_kernels.operation import Operation
 from mtabench.checking.sample import CONVOLUTIONS, backward_sample, decode_sample, forward_sample
@@ -263,7 +262,9 @@ def sum_floor(case: Case, numbers: int) -> float:
     NORM_FACTOR of the expected error, or SIGMAS of what its norm scatters.
     """
     terms = case.batch * case.seq**2 / (2 if case.operation.causal else 1)
-    run = terms if case.device == "cpu" else max(terms / sm_count(torch.device(case.device)), min(terms, LEAST_RUN))
+    run = terms
+    if case.device == "cuda":
+        run = max(terms / torch.cuda.get_device_properties("cuda").multi_processor_count, min(terms, LEAST_RUN))
     factor = max(NORM_FACTOR, 1 + SIGMAS / math.sqrt(2 * numbers))
     return factor * torch.finfo(torch.float32).eps / 2 * math.sqrt(run / 2)
 

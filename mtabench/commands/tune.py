@@ -11,12 +11,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from mta_kernels import gpu_limits
-from mta_kernels.conv_attention import tile_sizes
-from mta_kernels.conv_attention.choice import backends_by_rank, tuned_as
-from mta_kernels.conv_attention.triton import tuner
-from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
-from mta_kernels.conv_attention.triton.tunable_kernels import TunedShape
+from mta_kernels.conv_attention import tile_sizes, tuner
 from mtabench.commands import WRONG_RESULT
 from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, UsageError, first_line
@@ -28,16 +23,9 @@ from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.sweep import words
 from mtabench.tables import Cell, Column, as_columns, print_columns
 
-# Backends are compared after Triton's tiles have been tuned.
-KERNELS = {
-    "fwd": ("forward", tuned_as(gradients=False)),
-    "bwd": ("probabilities", "value_gradients", tuned_as(gradients=True)),
-    "decode": ("decode", "decode_bulk"),
-}
-
 
 def run(passes: str, options: Options, out: Path | None) -> int:
-    """Tune all that `KERNELS` has of these passes for every shape; WRONG_RESULT if a candidate's result is wrong.
+    """Tune all that `tuner.PASSES` has of these passes for every shape; WRONG_RESULT if a candidate's result is wrong.
 
     Prints a table a shape. What is found is saved as each kernel's shape ends: in `out`, else in the user's file.
     """
@@ -48,7 +36,7 @@ def run(passes: str, options: Options, out: Path | None) -> int:
     _check_destination(path, name, must_be_readable=out is not None)
     use_full_float32()
     console = make_console()
-    pairs = [(case, kernel) for case in cases for kernel in KERNELS[case.pass_] if _is_launched(kernel, case, device)]
+    pairs = [(case, kernel) for case in cases for kernel in tuner.tunable(case.pass_, _shape(case), device)]
     saved, any_wrong = 0, False
     for number, (case, kernel) in enumerate(pairs, start=1):
         title = f"[{number}/{len(pairs)}] {kernel}: {words(case)}{'' if case.operation.causal else ', not causal'}"
@@ -104,19 +92,8 @@ def _cases(passes: str, options: Options) -> Iterator[Case]:
         yield from plan.cases
 
 
-def _is_launched(kernel: str, case: Case, device: torch.device) -> bool:
-    """Whether a step of the case on some cache launches the kernel on this device; whether backends can be compared."""
-    if kernel == "decode_bulk":
-        group, element = case.heads // case.kv_heads, DTYPES[case.dtype].itemsize
-        return bulk_pays(case.head_dim, group, element, gpu_limits.compiled_capability(device))
-    for gradients in (False, True):
-        if kernel == tuned_as(gradients):
-            return len(backends_by_rank(_shape(case).request(gradients, device))) > 1
-    return True
-
-
-def _shape(case: Case) -> TunedShape:
-    return TunedShape(
+def _shape(case: Case) -> tuner.TunedShape:
+    return tuner.TunedShape(
         batch=case.batch, heads=case.heads, kv_heads=case.kv_heads, seq_len=case.seq, head_dim=case.head_dim,
         taps=case.conv.taps, dtype=DTYPES[case.dtype], causal=case.operation.causal,
     )  # fmt: skip

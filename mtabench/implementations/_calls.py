@@ -56,28 +56,9 @@ def mta_why_not(backend: str, case: Case) -> str | None:
     if backend not in BACKENDS:
         return f"the whole multi-token attention has no backend {backend!r}, only {', '.join(BACKENDS)}"
     return unsupported(
-        backend, operation=case.operation, **typical_call(case), heads=case.heads, backward=case.pass_ == "bwd"
-    )
-
-
-def mta_decode_why_not(case: Case) -> str | None:
-    """Why Triton cannot take a decode step of this case, or None."""
-    import torch
-
-    from mta_kernels.gpu_limits import absent
-    from mta_kernels.multi_token_attention.backend import Request
-    from mta_kernels.multi_token_attention.triton.backend import why_not
-    from mtabench.problem.inputs import DTYPES
-
-    dtype = DTYPES[case.dtype]
-
-    def one(heads: int) -> Tensor:
-        return torch.empty(1, heads, 1, case.head_dim, dtype=dtype, device=case.device)
-
-    if reason := absent(case.device):
-        return reason
-    tensors = one(case.heads), one(case.kv_heads), one(case.kv_heads)
-    return why_not(Request(case.operation, case.device, dtype, case.head_dim, case.heads, decode=tensors))
+        backend, operation=case.operation, **typical_call(case), heads=case.heads, backward=case.pass_ == "bwd",
+        decode=case.pass_ == "decode",
+    )  # fmt: skip
 
 
 def attention_by_rung(case: Case, inputs: Inputs) -> Closure:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mtabench.implementations import Closure, Implementation
-from mtabench.implementations._calls import mta_by, mta_decode_why_not, mta_why_not, triton_untimed
+from mtabench.implementations._calls import mta_by, mta_why_not, triton_untimed
 from mtabench.implementations.triton import STYLE
 from mtabench.problem.case import Case
 
@@ -21,21 +22,16 @@ def build(case: Case, inputs: Inputs) -> Closure:
     return mta_by(multi_token_attention_decode if decode else multi_token_attention, case, inputs, backend="triton")
 
 
-def interpreted(case: Case) -> str | None:
-    """Why the kernels cannot be checked, or None."""
-    return mta_decode_why_not(case) if case.pass_ == "decode" else mta_why_not("triton", case)
-
-
 def why_not(case: Case) -> str | None:
     """Why the kernels cannot be timed, or None."""
-    return triton_untimed(case) or interpreted(case)
+    return triton_untimed(case) or mta_why_not("triton", case)
 
 
 ENTRIES = (
     Implementation(
         order=90, name="triton", op="mta", passes=("fwd", "bwd", "decode"), devices=("cuda",), work="staged",
         summary="Triton kernels that keep scores of a chunk of query rows, of all heads, O(N) memory",
-        build=build, why_not=why_not, interpreted=interpreted, pages=True, style=STYLE, compiles=True,
-        planned=True,
+        build=build, why_not=why_not, interpreted=partial(mta_why_not, "triton"), pages=True, style=STYLE,
+        compiles=True, planned=True,
     ),
 )  # fmt: skip

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention
 from mta_kernels.conv_attention.context_parallel import shard_sequence, unshard_sequence
-from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks
 from mtabench.checking.probes import make_probes
 from mtabench.measuring.failures import failure
 from mtabench.measuring.poison import poisoned_memory
@@ -104,15 +104,18 @@ def load_part(meeting: Meeting, case: Case, seed: int, probe: int | None = None)
 
 def link_gbytes_s(meeting: Meeting) -> float:
     """10^9 bytes a second that each rank sends to the next one while it receives as much, at best of a few trials."""
-    ranks = GroupRanks(meeting.data)
+    group, rank = meeting.data, meeting.data.rank()
+    after, before = (dist.get_global_rank(group, (rank + step) % group.size()) for step in (1, -1))
     message = torch.zeros(LINK_BYTES[meeting.device], dtype=torch.uint8, device=meeting.device)
-    best = float("inf")
+    received, best = torch.empty_like(message), float("inf")
     for _ in range(1 + LINK_TRIALS):  # the first one makes the connections
         meeting.line_up()
         if meeting.device == "cuda":
             torch.cuda.synchronize()
         started = time.perf_counter()
-        ranks.shift([message]).wait()
+        send = dist.P2POp(dist.isend, message, after, group)
+        for work in dist.batch_isend_irecv([send, dist.P2POp(dist.irecv, received, before, group)]):
+            work.wait()
         if meeting.device == "cuda":
             torch.cuda.synchronize()
         best = min(best, time.perf_counter() - started)

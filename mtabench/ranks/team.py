@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from mta_kernels.conv_attention.context_parallel.ring import passed_bytes
-from mta_kernels.conv_attention.context_parallel.tiles import Problem
+from mta_kernels.conv_attention.context_parallel import passed_bytes
 from mtabench import environment
 from mtabench.checking.judge import Judge, Result
 from mtabench.checking.probes import Probe
@@ -193,7 +192,7 @@ def _compared(row: Row, alone: timing.Measurement | Exception, ranks: int) -> Ro
 def _communication(case: Case, ranks: int, link: float) -> Row:
     """What the link allows at best: the bytes that a rank passes on, at the bandwidth measured before."""
     passed = passed_bytes(
-        Problem(case.seq // (2 * ranks), case.operation), ranks, batch=case.batch, kv_heads=case.kv_heads,
-        head_dim=case.head_dim, dtype=DTYPES[case.dtype], backward=case.pass_ == "bwd",
+        case.operation, case.seq, ranks, batch=case.batch, kv_heads=case.kv_heads, head_dim=case.head_dim,
+        dtype=DTYPES[case.dtype], backward=case.pass_ == "bwd",
     )  # fmt: skip
     return {"link_gbytes_s": link, "communication_ms": passed / link / 1e6}

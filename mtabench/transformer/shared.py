@@ -101,7 +101,20 @@ def shared_of(case: Case, seed: int) -> Shared:
 def compiled_parts() -> Parts:
     """Those of all models of this process: a shape is compiled once."""
     functions: tuple[Callable[..., Any], ...] = before_attention, after_attention, loss_of
-    return Parts(*map(torch_compile.compiled_by_shape, functions))
+    return Parts(*map(compiled_by_shape, functions))
+
+
+def compiled_by_shape(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose first argument is a tensor, `compiled_apart` for each shape and dtype of that."""
+    made: dict[Any, Callable[..., Any]] = {}
+
+    def call(first: Tensor, *others: Any) -> Any:
+        key = first.shape, first.dtype
+        if key not in made:
+            made[key] = torch_compile.compiled_apart(function)
+        return made[key](first, *others)
+
+    return call
 
 
 def adam(parameters: Sequence[nn.Parameter]) -> torch.optim.AdamW:

@@ -151,15 +151,6 @@ def test_functions_compiled_apart_do_not_share_code():
     assert all(code is not attention_reference.__code__ for code in originals)
 
 
-def test_a_function_is_compiled_once_a_shape_and_dtype(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(torch_compile, "compiled_apart", lambda function: compiled.append(function) or function)
-    double = torch_compile.compiled_by_shape(lambda x, factor: factor * x)
-    for size, dtype in ((3, torch.float32), (4, torch.float32), (3, torch.float64), (3, torch.float32)):
-        assert torch.equal(double(torch.ones(size, dtype=dtype), 2), torch.full((size,), 2.0, dtype=dtype))
-    assert len(compiled) == 3
-
-
 def test_rungs_are_imported_when_they_are_asked_for():
     program = """
 import sys

@@ -19,9 +19,9 @@ pytest.importorskip("triton")
 
 from kernel_inputs import DEVICE, make
 
-from mta_kernels.conv_attention import choice, conv_attention, conv_attention_decode, tile_sizes
+from mta_kernels.conv_attention import choice, conv_attention, conv_attention_decode, tile_sizes, tuner
 from mta_kernels.conv_attention.tile_sizes import Entry, Key, best_config
-from mta_kernels.conv_attention.triton import backward, decode, forward, tuner
+from mta_kernels.conv_attention.triton import backward, decode, forward
 from mta_kernels.conv_attention.triton.backend import TRITON
 from mta_kernels.conv_attention.triton.tunable_kernels import KERNELS, Problem, TunedShape
 

@@ -14,13 +14,12 @@ from emulated_forward import emulated_forward  # noqa: F401
 from kernel_inputs import DEVICE, make
 from operator_calls import small
 
-from mta_kernels.conv_attention import backends, choice, conv_attention, explain, operators, tile_sizes
+from mta_kernels.conv_attention import backends, choice, conv_attention, explain, operators, tile_sizes, tuner
 from mta_kernels.conv_attention.backend import Request
 from mta_kernels.conv_attention.backends import KERNELS
 from mta_kernels.conv_attention.choice import BackendConfig, backends_by_rank, choose
 from mta_kernels.conv_attention.cuda_decode import backend as cuda_backend
 from mta_kernels.conv_attention.tile_sizes import Entry, Key
-from mta_kernels.conv_attention.triton import tuner
 from mta_kernels.conv_attention.triton.tunable_kernels import TunedShape
 from mta_kernels.operation import Operation
 

@@ -141,7 +141,8 @@ def test_bytes_passed_are_those_that_are_sent(backward: bool, causal: bool) -> N
             ring.backward(ranks, EagerTiles(0), problem, q, k, v, weight, out, logsumexp, out)
         return total
 
-    want = ring.passed_bytes(problem, 3, batch=1, kv_heads=2, head_dim=4, dtype=torch.float32, backward=backward)
+    sizes = {"batch": 1, "kv_heads": 2, "head_dim": 4, "dtype": torch.float32}
+    want = ring.passed_bytes(problem.operation, 3 * 2 * rows, 3, **sizes, backward=backward)
     assert run_ranks(3, sent) == [want] * 3
 
 

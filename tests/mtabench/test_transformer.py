@@ -24,7 +24,7 @@ from mtabench.problem.work import tokens, useful_flops
 from mtabench.transformer.cache import Cache
 from mtabench.transformer.generation import Generator, prefill, step
 from mtabench.transformer.model import Config, Transformer
-from mtabench.transformer.shared import Shared, shared_of
+from mtabench.transformer.shared import Shared, compiled_by_shape, shared_of
 from mtabench.transformer.training import Training
 
 ROOT = Path(__file__).parents[2]
@@ -215,3 +215,14 @@ def test_the_example_of_the_page_runs():
     names = {}
     exec(code, names)
     assert names["tokens"].shape == (2, 8)
+
+
+def test_a_function_is_compiled_once_a_shape_and_dtype(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(
+        "mta_kernels.torch_compile.compiled_apart", lambda function: compiled.append(function) or function
+    )
+    double = compiled_by_shape(lambda x, factor: factor * x)
+    for size, dtype in ((3, torch.float32), (4, torch.float32), (3, torch.float64), (3, torch.float32)):
+        assert torch.equal(double(torch.ones(size, dtype=dtype), 2), torch.full((size,), 2.0, dtype=dtype))
+    assert len(compiled) == 3

@@ -6,12 +6,9 @@ import pytest
 import torch
 from command_line import make_runner
 
-from mta_kernels import gpu_limits
-from mta_kernels.conv_attention import tile_sizes
+from mta_kernels.conv_attention import tile_sizes, tuner
 from mta_kernels.conv_attention.choice import BackendConfig
-from mta_kernels.conv_attention.triton import tuner
-from mta_kernels.conv_attention.triton.tunable_kernels import TunedShape
-from mta_kernels.conv_attention.triton.tuner import Trial
+from mta_kernels.conv_attention.tuner import Trial, TunedShape
 
 GPU = "Some GPU"
 ENTRY = tile_sizes.Entry("forward", tile_sizes.Key.of(torch.bfloat16, 64, (6, 11), True, 1024), {}, {"triton": "3.6.0"})
@@ -44,9 +41,9 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(tile_sizes, "device_name", lambda device: GPU)
-    monkeypatch.setattr(gpu_limits, "compiled_capability", lambda device: (9, 0))
+    monkeypatch.setattr(tuner, "compiled_capability", lambda device: (9, 0))
     monkeypatch.setattr("mtabench.commands.tune.unsupported_reason", lambda case: None)
-    monkeypatch.setattr("mtabench.commands.tune.backends_by_rank", lambda request: ["the only one"])
+    monkeypatch.setattr(tuner, "backends_by_rank", lambda request: ["the only one"])
 
 
 @pytest.fixture
@@ -141,7 +138,7 @@ def test_backends_are_compared_after_tiles_where_several_can_run(
         return ["cuda", "triton"] if request.head_dim == 64 else ["triton"]
 
     asked: list = []
-    monkeypatch.setattr("mtabench.commands.tune.backends_by_rank", able)
+    monkeypatch.setattr(tuner, "backends_by_rank", able)
     backends = [Trial(BackendConfig("cuda"), 300.0, "ok"), Trial(BackendConfig("triton"), 200.0, "ok")]
     planted.results = (*(FASTER for _ in kernels[1:]), backends, FASTER)
     code, out, _ = mtabench("tune", "--pass", pass_, "--seq", "1k", "--head-dim", "64,80")
@@ -162,7 +159,7 @@ def test_decode_takes_its_own_axes(mtabench, planted):
 
 @pytest.mark.parametrize(("capability", "dtype"), [((8, 0), "bf16"), ((9, 0), "fp32")])
 def test_what_the_copy_engine_cannot_read_is_not_tuned(mtabench, planted, monkeypatch, capability, dtype):
-    monkeypatch.setattr(gpu_limits, "compiled_capability", lambda device: capability)
+    monkeypatch.setattr(tuner, "compiled_capability", lambda device: capability)
     assert mtabench("tune", "--pass", "decode", "--seq", "8k", "--dtype", dtype)[0] == 0
     assert [call[0] for call in planted.calls] == ["decode"]
 

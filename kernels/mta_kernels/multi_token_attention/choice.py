@@ -39,16 +39,21 @@ def unsupported(
     backward: bool = False,
     dropout: float = 0.0,
     documents: bool = False,
+    decode: bool = False,
 ) -> str | None:
     """Why `backend` cannot run this operation of `heads` query heads on this machine, or None if it can.
 
     `device` is a torch device or its type, "cuda" or "cpu"; `backward` is whether gradients are wanted as well,
-    `documents` whether some are packed into a row of tokens. Raises ValueError for an unknown backend.
+    `documents` whether some are packed into a row of tokens. With `decode` the answer is about a decode step on
+    contiguous caches. Raises ValueError for an unknown backend.
     """
     kernels = backends.named(backend)
     if kernels is None:
         return None
-    return kernels.why_not(Request(operation, device, dtype, head_dim, heads, backward, dropout, documents))
+    if decode and kernels.decode is None:
+        return "it has no decode"
+    caches = (torch.empty(1, 1, 1, head_dim, device="meta"),) * 3 if decode else None
+    return kernels.why_not(Request(operation, device, dtype, head_dim, heads, backward, dropout, documents, caches))
 
 
 def explain(

@@ -15,6 +15,7 @@ from mta_kernels.conv_attention.context_parallel.eager import sum_dtype
 from mta_kernels.conv_attention.context_parallel.halo import narrow, widen
 from mta_kernels.conv_attention.context_parallel.ranks import Ranks
 from mta_kernels.conv_attention.context_parallel.tiles import Problem, Tile, tiles
+from mta_kernels.operation import Operation
 
 
 class Tiles(Protocol):
@@ -83,12 +84,14 @@ def backward(
 
 
 def passed_bytes(
-    problem: Problem, ranks: int, *, batch: int, kv_heads: int, head_dim: int, dtype: torch.dtype, backward: bool
+    operation: Operation, seq_len: int, ranks: int, *, batch: int, kv_heads: int, head_dim: int, dtype: torch.dtype,
+    backward: bool,
 ) -> int:  # fmt: skip
-    """Bytes that each rank sends round the ring in a call: all but a few rows of halo.
+    """Bytes that each rank sends round the ring in a call on `seq_len` tokens: all but a few rows of halo.
 
     Forward and backward pass keys and values on R - 1 times, and the backward their gradients R times.
     """
+    problem = Problem(seq_len // (2 * ranks), operation)
     wide = sum(problem.rows + b + a for b, a in zip(problem.before[1:], problem.after[1:], strict=True))
     numbers = 2 * batch * kv_heads * wide * head_dim
     passed = (ranks - 1) * numbers * dtype.itemsize

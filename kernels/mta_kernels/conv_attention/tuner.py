@@ -1,4 +1,4 @@
-"""Choose tile sizes by measuring: every candidate for a shape is run, checked and timed; `tile_sizes` keeps the best.
+"""Choose tile sizes and backends by measuring: candidates are run, checked and timed; `tile_sizes` keeps the best.
 
 `tune` is called when a person asks for it, never by a kernel.
 """
@@ -17,8 +17,18 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention import tile_sizes
+from mta_kernels.conv_attention.choice import backends_by_rank, tuned_as
 from mta_kernels.conv_attention.triton.tunable_kernels import KERNELS, Problem, TunedShape
+from mta_kernels.gpu_limits import compiled_capability
 
+__all__ = ["OK", "PASSES", "Trial", "TunedShape", "fastest", "tunable", "tune"]
+
+# What is tuned for each pass. Backends are compared after Triton's tiles have been tuned.
+PASSES = {
+    "fwd": ("forward", "forward_backend"),
+    "bwd": ("probabilities", "value_gradients", "training_backend"),
+    "decode": ("decode", "decode_bulk"),
+}
 OK = "ok"
 # Right results differ by their rounding. A fault in a few rows hides in a norm over thousands: each has a bound too.
 UNITS_OF_ROUNDING, LEAST_TOLERANCE, ROW_FACTOR = 4, 1e-5, 4
@@ -36,6 +46,20 @@ class Trial:
 
 
 Measure = Callable[[Sequence[Callable[[], Any]], bool], list[float]]
+
+
+def tunable(pass_: str, shape: TunedShape, device: torch.device) -> list[str]:
+    """What `tune` can choose for a pass, one of PASSES, on a device: no kernel that never runs, no lone backend."""
+    from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
+
+    def is_able(kernel: str) -> bool:
+        if kernel == "decode_bulk":
+            group, element = shape.heads // shape.kv_heads, shape.dtype.itemsize
+            return bulk_pays(shape.head_dim, group, element, compiled_capability(device))
+        request = shape.request(kernel == tuned_as(True), device)
+        return not kernel.endswith("_backend") or len(backends_by_rank(request)) > 1
+
+    return [kernel for kernel in PASSES[pass_] if is_able(kernel)]
 
 
 def tune(kernel: str, shape: TunedShape, *, path: Path | None = None, measure: Measure | None = None) -> list[Trial]:
