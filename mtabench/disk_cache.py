@@ -64,7 +64,7 @@ def _facts() -> Iterator[str]:
     # A folder changes with every package or compiler that is put into it; this one does so for other reasons too.
     yield from (_stamp(Path(name)) for name in (*sys.path, *os.get_exec_path()) if name not in ("", os.getcwd()))
     yield from map(_stamp, sorted(cache_folder().glob("*.json")))  # tuned tile sizes
-    for package in ("mtabench", "mta_kernels"):
+    for package in ("mtabench", "mta_kernels", "mta_ladder"):
         spec = find_spec(package)
         for root in map(Path, spec.submodule_search_locations or ()) if spec else ():
             yield from (_stamp(path) for path in sorted(root.rglob("*.*")) if path.suffix != ".pyc")

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
+OF_KERNELS = ("mta_kernels", "mta_ladder")  # packages; the product knows nothing of the ladder
 KINDS = sorted(f"charts.kinds.{path.stem}" for path in (ROOT / "mtabench/charts/kinds").glob("[a-z]*.py"))
 PURE = (
     *KINDS,
@@ -47,11 +48,9 @@ LIGHT_KERNELS = {
 # Of the kernels, what the suite may know: what people call, and plans with what compiles them.
 PUBLIC = {
     "mta_kernels",
-    "mta_kernels.attention",
     "mta_kernels.code_cache",  # the folder of whatever is kept, with what writes there
     "mta_kernels.conv_attention",
     "mta_kernels.conv_attention.context_parallel",
-    "mta_kernels.conv_attention.cuda_conv",
     "mta_kernels.conv_attention.tile_sizes",
     "mta_kernels.conv_attention.tuner",
     "mta_kernels.multi_token_attention",
@@ -61,6 +60,8 @@ PUBLIC = {
     "mta_kernels.planned",
     "mta_kernels.score_chunks",
     "mta_kernels.torch_compile",
+    "mta_ladder",
+    "mta_ladder.cuda_conv",
 }
 # From the lowest: a module imports its own package, and packages and files of the lines above it here.
 LAYERS = (
@@ -125,7 +126,7 @@ def source_of(module):
     for root in (ROOT, KERNELS):
         stem = root.joinpath(*module.split("."))
         for path in (stem.with_suffix(".py"), stem / "__init__.py"):
-            if module.startswith(("mtabench", "mta_kernels")) and path.is_file():
+            if module.startswith(("mtabench", *OF_KERNELS)) and path.is_file():
                 return path
     return None
 
@@ -158,12 +159,13 @@ def modules_under(folder, root):
     return [".".join(path.relative_to(root).with_suffix("").parts) for path in paths]
 
 
-@pytest.mark.parametrize("module", modules_under(KERNELS / "mta_kernels", KERNELS))
+@pytest.mark.parametrize("module", modules_under(KERNELS, KERNELS))
 def test_kernels_import_nothing_of_the_suite(module):
     path = KERNELS.joinpath(*module.split(".")).with_suffix(".py")
     found = packages(imports(path.read_text(), module, inside_functions=True))
+    ladder = {"mta_ladder"} if module.startswith("mta_ladder") else set()
     integrated = module.removeprefix("mta_kernels.integrations.").partition(".")[0]  # is for that library alone
-    assert found - sys.stdlib_module_names <= {"torch", "triton", "numpy", "cuda", "mta_kernels", integrated}
+    assert found - sys.stdlib_module_names <= {"torch", "triton", "numpy", "cuda", "mta_kernels", integrated} | ladder
 
 
 @pytest.mark.parametrize("module", modules_under(KERNELS / "mta_kernels", KERNELS))
@@ -186,7 +188,7 @@ def beyond_the_wall(source):
                     found.add(name)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in PUBLIC:
             found.add(node.value)
-    return {name for name in found if re.fullmatch(r"mta_kernels(\.\w+)*", name)}
+    return {name for name in found if re.fullmatch(r"mta_(kernels|ladder)(\.\w+)*", name)}
 
 
 def is_exported(name):
@@ -225,20 +227,20 @@ def later():
 def test_pure_modules_know_nothing_of_torch(name):
     module = f"mtabench.{name}"
     direct = imports(source_of(module).read_text(), module, inside_functions=True)
-    assert not packages((direct | loaded_with(module)) - LIGHT_KERNELS) & {"torch", "triton", "mta_kernels"}
+    assert not packages((direct | loaded_with(module)) - LIGHT_KERNELS) & {"torch", "triton", *OF_KERNELS}
 
 
 @pytest.mark.parametrize("module", modules_under(ROOT / "mtabench" / "implementations", ROOT))
 def test_implementations_load_neither_torch_nor_kernels(module):
     """`mtabench.registry` imports them all, which `loaded_with` does not see."""
     loaded = loaded_with(module.removesuffix(".__init__")) - LIGHT_KERNELS
-    assert not packages(loaded) & {"torch", "triton", "mta_kernels"}
+    assert not packages(loaded) & {"torch", "triton", *OF_KERNELS}
 
 
 def test_cli_loads_only_light_modules():
     direct = imports(source_of("mtabench.cli").read_text(), "mtabench.cli", inside_functions=False)
     assert {name for name in direct if name.partition(".")[0] not in sys.stdlib_module_names} <= CLI_MAY_IMPORT
-    heavy = {"torch", "triton", "numpy", "scipy", "pandas", "matplotlib", "mta_kernels"}
+    heavy = {"torch", "triton", "numpy", "scipy", "pandas", "matplotlib", *OF_KERNELS}
     assert not packages(loaded_with("mtabench.cli") - LIGHT_KERNELS) & heavy
 
 
@@ -307,7 +309,7 @@ def circles(arrows):
     return found
 
 
-@pytest.mark.parametrize(("package", "root"), [("mtabench", ROOT), ("mta_kernels", KERNELS)])
+@pytest.mark.parametrize(("package", "root"), [("mtabench", ROOT), *((x, KERNELS) for x in OF_KERNELS)])
 def test_no_file_imports_itself_by_way_of_others(package, root):
     arrows = {}
     for module in modules_under(root / package, root):

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torchtitan_attention import TENSOR_PARALLEL, Attention, InnerAttention
 
-from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_reference
+from mta_ladder import attention_reference
 
 BOUNDS = (0, 4, 5, 12)
 

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
 from mta_kernels.multi_token_attention import multi_token_attention_reference
 from mta_kernels.operation import Operation
+from mta_ladder import attention_reference
 from mtabench.checking.sample import CONVOLUTIONS, backward_sample, decode_sample, forward_sample
 from mtabench.implementations._calls import mta_call
 from mtabench.problem.case import Case

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import identity_weight
 from mta_kernels.operation import ONE_TAP, PAGE_SIZES, Operation
+from mta_ladder import attention_reference
 from mtabench.checking.finish import finished
 from mtabench.checking.judge import Judge, results_of
 from mtabench.checking.oracle import Bound, Check, Oracle, is_average, outside_values, tolerance_floor

@@ -83,7 +83,7 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
 def sources() -> str:
     """A digest of the files of mtabench and its kernels: the same revision may have been edited."""
     digest = hashlib.sha256()
-    for package in ("mtabench", "mta_kernels"):
+    for package in ("mtabench", "mta_kernels", "mta_ladder"):
         spec = find_spec(package)
         for root in map(Path, spec.submodule_search_locations or ()) if spec else ():
             for path in sorted(root.rglob("*")):

@@ -63,7 +63,7 @@ def mta_why_not(backend: str, case: Case) -> str | None:
 
 def attention_by_rung(case: Case, inputs: Inputs) -> Closure:
     """Plain attention by the rung of the ladder that the implementation is named after."""
-    from mta_kernels.attention import attention
+    from mta_ladder import attention
 
     q, k, v, options = inputs.q, inputs.k, inputs.v, case.operation.options
     return lambda: attention(q, k, v, rung=case.impl, **options)
@@ -71,7 +71,7 @@ def attention_by_rung(case: Case, inputs: Inputs) -> Closure:
 
 def rung_why_not(case: Case) -> str | None:
     """Why this rung of the ladder cannot run this case, or None."""
-    from mta_kernels.attention import rung_unsupported
+    from mta_ladder import rung_unsupported
 
     return rung_unsupported(case.impl, **typical_call(case))
 

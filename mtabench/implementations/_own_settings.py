@@ -106,8 +106,8 @@ def _put_back(parts: list[tuple[Any, dict[str, Any]]]) -> dict[Place, Any]:
     return found
 
 
-def _modules(package: str) -> list[Any]:
-    return [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
+def _modules(*packages: str) -> list[Any]:
+    return [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in packages]
 
 
 @cache  # all of it is imported before the first person's code
@@ -129,7 +129,8 @@ def _replaceable() -> list[Any]:
     """Of PyTorch and of this project's kernels, what others call."""
     import torch
 
-    return [torch, torch.Tensor, torch.nn.functional, torch.autograd, torch.linalg, *_modules("mta_kernels")]
+    ours = _modules("mta_kernels", "mta_ladder")
+    return [torch, torch.Tensor, torch.nn.functional, torch.autograd, torch.linalg, *ours]
 
 
 @cache

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def build(case: Case, inputs: Inputs) -> Closure:
     """Its functions of their own: it is no backend of `conv_attention`."""
-    from mta_kernels.conv_attention import cuda_conv
+    from mta_ladder import cuda_conv
 
     q, k, v, weight, options = inputs.q, inputs.k, inputs.v, weight_of(inputs), options_of(case, inputs)
     function = cuda_conv.conv_attention_decode if case.pass_ == "decode" else cuda_conv.conv_attention
@@ -23,7 +23,7 @@ def build(case: Case, inputs: Inputs) -> Closure:
 
 def why_not(case: Case) -> str | None:
     """Why it cannot run this case, or None."""
-    from mta_kernels.conv_attention import cuda_conv
+    from mta_ladder import cuda_conv
 
     return cuda_conv.unsupported(**typical_conv_call(case))
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def build(case: Case, inputs: Inputs) -> Closure:
     """Plain attention by the SDPA backend that the implementation is named after; decode: the newest query."""
-    from mta_kernels.attention import attention_sdpa
+    from mta_ladder import attention_sdpa
 
     backend, options = _backend(case), case.operation.options
     if case.pass_ == "decode":
@@ -27,7 +27,7 @@ def why_not(case: Case) -> str | None:
     """Why PyTorch has no such SDPA kernel for this case, or None."""
     import torch
 
-    from mta_kernels.attention import sdpa_unsupported
+    from mta_ladder import sdpa_unsupported
     from mtabench.problem.inputs import DTYPES
 
     return sdpa_unsupported(

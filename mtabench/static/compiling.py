@@ -166,7 +166,7 @@ class _Compilation:
         from mta_kernels.nvrtc import compiler
 
         file, key = call.source.path, (self.source, call.source.file_name, call.name)
-        is_rung = file.parent.name == "attention" and file.stem != call.name  # several of them have an `attention`
+        is_rung = file.parent.name == "mta_ladder" and file.stem != call.name  # several of them have an `attention`
         label = f"{file.stem}_{call.name}" if is_rung else call.name
         if key in self.seen or not self._wanted(label):
             return

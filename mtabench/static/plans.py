@@ -97,8 +97,7 @@ def norm_and_gate(shape: Shape, gpu: PlannedGpu) -> Iterator[Plan]:
 
 def ladder(shape: Shape, gpu: PlannedGpu) -> Iterator[Plan]:
     """The rungs of plain attention in Triton and in CUDA, and the published approach to conv attention."""
-    from mta_kernels.attention import RUNGS, attention
-    from mta_kernels.conv_attention import cuda_conv
+    from mta_ladder import RUNGS, attention, cuda_conv
 
     if not shape.by_name:
         return

@@ -12,8 +12,7 @@ from fuzz.calls import PUBLIC, Operation
 from kernel_inputs import DEVICE
 from torch import Tensor
 
-from mta_kernels.attention import attention
-from mta_kernels.conv_attention import cuda_conv
+from mta_ladder import attention, cuda_conv
 
 Kind = dict[str, Any]
 EAGER = "eager"  # the reference, or whatever `operation` has in its place

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from emulated_kernels import Emulator, launch_code
 
-from mta_kernels.conv_attention.cuda_conv import decode, shape
 from mta_kernels.nvrtc.compiler import Source
+from mta_ladder.cuda_conv import decode, shape
 
 KERNELS = {
     "forward.cu": ("conv_attention_forward",),

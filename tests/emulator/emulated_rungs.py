@@ -6,8 +6,8 @@ import pytest
 import torch
 from emulated_kernels import Emulator, launch_code
 
-from mta_kernels.attention import cuda_flash, cuda_launch, cuda_unfused
 from mta_kernels.nvrtc.compiler import Source
+from mta_ladder import cuda_flash, cuda_launch, cuda_unfused
 
 MATRIX_KERNELS = ("scores", "softmax_rows", "weighted_sum")
 KERNELS = {"cuda_naive.cu": MATRIX_KERNELS, "cuda_tiled.cu": MATRIX_KERNELS, "cuda_flash.cu": ("cuda_flash",)}

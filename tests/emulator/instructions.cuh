@@ -1,4 +1,4 @@
-// A CPU's twin of mta_kernels/conv_attention/cuda_conv/instructions.cuh, on the fibers of device.cuh.
+// A CPU's twin of mta_ladder/cuda_conv/instructions.cuh, on the fibers of device.cuh.
 //
 // Copies that run by themselves happen at once or when their thread waits, by chance, so that a missing wait shows as a
 // wrong result for some seed.

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mta_kernels import torch_compile
-from mta_kernels.attention import RUNGS, attention, attention_reference, flash_attn, rung_unsupported
+from mta_ladder import RUNGS, attention, attention_reference, flash_attn, rung_unsupported
 
 X = torch.randn(1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -20,7 +20,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 def test_the_rung_that_is_named_is_taken(monkeypatch):
     called = []
-    monkeypatch.setattr("mta_kernels.attention.sdpa.attention", lambda *args, **options: called.append(options))
+    monkeypatch.setattr("mta_ladder.sdpa.attention", lambda *args, **options: called.append(options))
     attention(X, X, X, causal=False, scale=2.0, rung="sdpa-flash")
     assert called == [{"causal": False, "scale": 2.0, "backend": "flash"}]
 
@@ -82,7 +82,7 @@ def test_a_package_that_is_missing_comes_with_the_line_that_installs_it(rung, mo
             raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(flash_attn.importlib.util, "find_spec", find_spec)
-    monkeypatch.setattr("mta_kernels.attention.absent", lambda device: None)
+    monkeypatch.setattr("mta_ladder.absent", lambda device: None)
     reason = rung_unsupported(rung, device="cuda", dtype=torch.bfloat16, head_dim=64)
     assert reason.startswith(f"{rung} is not installed (pip install ")
 
@@ -154,13 +154,13 @@ def test_functions_compiled_apart_do_not_share_code():
 def test_rungs_are_imported_when_they_are_asked_for():
     program = """
 import sys
-import mta_kernels.attention
-print(*(name for name in sys.modules if name.startswith("mta_kernels.attention.")))
+import mta_ladder
+print(*(name for name in sys.modules if name.startswith("mta_ladder.")))
 print(*({"torch._dynamo", "cuda.tile", "flash_attn"} & set(sys.modules)))
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "kernels")}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.splitlines() == ["mta_kernels.attention.reference mta_kernels.attention.sdpa", ""]
+    assert done.stdout.splitlines() == ["mta_ladder.reference mta_ladder.sdpa", ""]
 
 
 def test_a_rung_without_a_backward_refuses_to_lose_a_gradient():
@@ -176,7 +176,7 @@ def test_a_rung_without_derivatives_refuses_dual_tensors():
 
 
 def test_a_package_that_a_rung_is_written_in_is_a_reason(monkeypatch):
-    monkeypatch.delitem(sys.modules, "mta_kernels.attention.triton_fmha", raising=False)
+    monkeypatch.delitem(sys.modules, "mta_ladder.triton_fmha", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
     q = torch.randn(1, 1, 4, 16)
     reason = "triton is not installed (pip install triton)"

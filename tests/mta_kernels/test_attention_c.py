@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mta_kernels.attention import attention, attention_reference, c_compiler, rung_unsupported
+from mta_ladder import attention, attention_reference, c_compiler, rung_unsupported
 
 RUNGS = ("c-loops", "c-tiled")
 pytestmark = pytest.mark.skipif(
@@ -161,7 +161,7 @@ def test_several_processes_may_compile_at_once(compiler, tmp_path):
     compiler("sleep 0.5")
     program = """
 import torch
-from mta_kernels.attention import attention
+from mta_ladder import attention
 x = torch.ones(1, 1, 3, 8)
 assert torch.equal(attention(x, x, x, rung="c-tiled"), x)
 """

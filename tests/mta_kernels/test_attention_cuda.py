@@ -12,8 +12,8 @@ from kernel_inputs import DEVICE, relative_error
 from planted_faults import plant
 from torch import Tensor
 
-from mta_kernels.attention import attention_reference, cuda_flash, cuda_launch, cuda_unfused
 from mta_kernels.nvrtc import compiler
+from mta_ladder import attention_reference, cuda_flash, cuda_launch, cuda_unfused
 
 ON_GPU = DEVICE == "cuda"
 SEEDS = (0,) if ON_GPU else (0, 1, 2, 3)  # of the emulator: how threads and copies interleave

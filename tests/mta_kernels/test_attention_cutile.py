@@ -15,7 +15,7 @@ import torch
 from kernel_inputs import DEVICE, relative_error
 from torch import Tensor
 
-from mta_kernels.attention import attention_reference, cutile_fmha
+from mta_ladder import attention_reference, cutile_fmha
 
 CUDA = torch.device("cuda")
 HOPPER, AMPERE = (9, 0), (8, 0)

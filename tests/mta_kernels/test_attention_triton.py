@@ -19,7 +19,7 @@ import triton
 from triton.runtime import _allocation
 
 from mta_kernels import gpu_limits
-from mta_kernels.attention import attention_reference, triton_descriptor, triton_fmha, triton_pointer
+from mta_ladder import attention_reference, triton_descriptor, triton_fmha, triton_pointer
 from mtabench.static.limits import limits_of
 
 RUNGS = (triton_pointer, triton_descriptor, triton_fmha)
@@ -115,7 +115,7 @@ import json, sys, torch
 from mtabench.static import machine_code
 from mtabench.static.absent_gpu import compiled, compiles_for
 from mtabench.static.limits import limits_of
-from mta_kernels.attention import triton_descriptor, triton_fmha, triton_pointer
+from mta_ladder import triton_descriptor, triton_fmha, triton_pointer
 from mta_kernels.plan import plan
 
 limits = limits_of(sys.argv[1])

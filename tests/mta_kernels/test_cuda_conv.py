@@ -12,14 +12,11 @@ from kernel_inputs import DEVICE, make, poison_memory, relative_error, value_and
 from planted_faults import plant
 from torch import Tensor
 
-from mta_kernels.conv_attention import (
-    conv_attention_decode_reference,
-    conv_attention_reference,
-    cuda_conv,
-)
-from mta_kernels.conv_attention.cuda_conv import shape as shapes
-from mta_kernels.conv_attention.cuda_conv.shape import Shape
+from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
 from mta_kernels.nvrtc import compiler
+from mta_ladder import cuda_conv
+from mta_ladder.cuda_conv import shape as shapes
+from mta_ladder.cuda_conv.shape import Shape
 
 ON_GPU = DEVICE == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

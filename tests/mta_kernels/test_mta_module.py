@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mta_kernels.attention import attention_reference
 from mta_kernels.multi_token_attention import (
     MultiTokenAttention,
     explain,
@@ -17,6 +16,7 @@ from mta_kernels.multi_token_attention import (
     multi_token_attention_reference,
 )
 from mta_kernels.multi_token_attention.module import PRESETS
+from mta_ladder import attention_reference
 
 
 def entries(heads: int, head_dim: int, *, head_kernel: int | None, full_gate: bool = False) -> dict[str, Tensor]:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, identity_weight
 from mta_kernels.conv_attention.arguments import documents_of
 from mta_kernels.multi_token_attention import multi_token_attention, multi_token_attention_reference
 from mta_kernels.multi_token_attention.dropout import kept, seed_tensor
 from mta_kernels.multi_token_attention.mixers import dense_mixing
+from mta_ladder import attention_reference
 
 PARTS = ("pre_conv", "pre_mix", "post_conv", "post_mix", "norm", "gate")
 

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mta_kernels.attention import attention_reference, attention_sdpa
 from mta_kernels.conv_attention import (
     ConvAttention,
     conv_attention,
@@ -18,6 +17,7 @@ from mta_kernels.conv_attention import (
     conv_attention_reference,
     identity_weight,
 )
+from mta_ladder import attention_reference, attention_sdpa
 
 
 def make(batch, heads, kv_heads, seq_len, head_dim, taps, seed=0):

@@ -90,20 +90,20 @@ def test_all_kernels_of_the_baseline_fit():
 
 
 def kernel_names(target: str) -> set[str]:
-    """Names of all `@triton.jit` kernels of the package for this target, so that a new one cannot be forgotten."""
-    package = importlib.import_module("mta_kernels")
+    """Names of all `@triton.jit` kernels of the packages for this target, so that a new one cannot be forgotten."""
     names = set()
-    for module in pkgutil.walk_packages(package.__path__, "mta_kernels."):
-        for name, value in vars(importlib.import_module(module.name)).items():
-            if name.endswith("_kernel") and hasattr(value, "__getitem__"):
-                names.add(short_name(name))
+    for package in map(importlib.import_module, ("mta_kernels", "mta_ladder")):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            for name, value in vars(importlib.import_module(module.name)).items():
+                if name.endswith("_kernel") and hasattr(value, "__getitem__"):
+                    names.add(short_name(name))
     return names
 
 
 def cuda_names(target: str) -> set[str]:
     """What `mtabench inspect` calls the kernels in all `.cu` files of the package that are for this target."""
     names = set()
-    for path in (ROOT / "kernels" / "mta_kernels").rglob("*.cu"):
+    for path in (ROOT / "kernels").rglob("*.cu"):
         for kernel in re.findall(
             r"__global__ void (?:IN_CLUSTERS )?(?:(?:__launch_bounds__|MAXIMUM_THREADS)\(.*?\)\s+)?(\w+)\(",
             path.read_text(),
@@ -113,7 +113,7 @@ def cuda_names(target: str) -> set[str]:
                     names |= {kernel} if target == "sm_90" else set()
                 case "decode_cuda":  # where a block can have enough shared memory
                     names |= {kernel} if target in ("sm_90", "sm_100") else set()
-                case "attention":
+                case "mta_ladder":
                     names.add(kernel if kernel == path.stem else f"{path.stem}_{kernel}")
                 case _:
                     names.add(kernel)

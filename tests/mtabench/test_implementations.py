@@ -7,9 +7,9 @@ import torch
 from changed_cases import with_changes
 
 from mta_kernels import torch_compile
-from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
 from mta_kernels.operation import Operation
+from mta_ladder import attention_reference
 from mtabench.implementations import compile
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
@@ -93,7 +93,7 @@ def test_the_published_approach_needs_a_gpu():
 
 @pytest.mark.parametrize("splits", ["auto", 3])
 def test_the_published_approach_gets_what_a_case_asks_for(splits, monkeypatch):
-    from mta_kernels.conv_attention import cuda_conv
+    from mta_ladder import cuda_conv
 
     calls = []
     monkeypatch.setattr(cuda_conv, "conv_attention", lambda *args, **options: calls.append(options))

@@ -9,8 +9,8 @@ import torch
 from command_line import make_runner, refused
 from planted_cells import changed
 
-from mta_kernels.attention import RUNGS, attention_reference, rung_unsupported
 from mta_kernels.operation import Operation
+from mta_ladder import RUNGS, attention_reference, rung_unsupported
 from mtabench import registry
 from mtabench.checking.verify import CheckedShape, run_checks
 from mtabench.problem.case import Case

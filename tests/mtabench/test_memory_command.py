@@ -136,12 +136,12 @@ NOTHING_RUNS = {
 
 @pytest.mark.parametrize("impl", NOTHING_RUNS)
 def test_rungs_allocate_what_the_table_says(monkeypatch, impl):
-    from mta_kernels import attention
+    import mta_ladder
 
     place, stub = NOTHING_RUNS[impl]
-    monkeypatch.setattr(f"mta_kernels.attention.{place}", stub)
+    monkeypatch.setattr(f"mta_ladder.{place}", stub)
     monkeypatch.setattr("mta_kernels.nvrtc.driver.launch", lambda *args: None)
-    module, options = attention._rung(impl)
+    module, options = mta_ladder._rung(impl)
     case = replace(PLAIN, impl=impl, dtype="fp16", heads=4, kv_heads=2, seq=512)
     q, k, v = (torch.zeros(1, heads, 512, 64, dtype=torch.float16) for heads in (4, 2, 2))
     with Allocated(q, k, v) as allocated:
@@ -151,7 +151,7 @@ def test_rungs_allocate_what_the_table_says(monkeypatch, impl):
 
 
 def test_the_published_approach_allocates_what_is_expected(monkeypatch):
-    from mta_kernels.conv_attention.cuda_conv import attention
+    from mta_ladder.cuda_conv import attention
 
     monkeypatch.setattr(attention, "launch", lambda *args: None)
     monkeypatch.setattr(attention, "refuse", lambda q, weight: None)
@@ -168,7 +168,7 @@ def test_the_published_approach_allocates_what_is_expected(monkeypatch):
 
 
 def test_flex_makes_its_mask_of_two_bytes_a_score():
-    from mta_kernels.attention import flex
+    from mta_ladder import flex
 
     flex._block_mask.cache_clear()
     with Allocated() as allocated:
@@ -180,7 +180,7 @@ def test_flex_makes_its_mask_of_two_bytes_a_score():
 
 
 def test_the_columns_that_read_the_scores_once_are_those_of_a_tile_in_cuda_tiled():
-    from mta_kernels.attention import cuda_unfused
+    from mta_ladder import cuda_unfused
 
     assert find("cuda-tiled").stores.columns == cuda_unfused.TILE
     naive, tiled = (storage_of(replace(PLAIN, impl=f"cuda-{name}", head_dim=128)) for name in ("naive", "tiled"))
@@ -190,7 +190,7 @@ def test_the_columns_that_read_the_scores_once_are_those_of_a_tile_in_cuda_tiled
 
 
 def test_the_loops_in_c_store_the_scores_of_one_head():
-    from mta_kernels.attention.c_compiler import FOLDER
+    from mta_ladder.c_compiler import FOLDER
 
     assert "malloc(M * N * sizeof(float))" in (FOLDER / "c_loops.c").read_text()
     case = replace(PLAIN, impl="c-loops", dtype="fp32", device="cpu")

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from changed_cases import with_changes
 from planted_cells import changed
 
-from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_reference
 from mta_kernels.operation import Operation
+from mta_ladder import attention_reference
 from mtabench import registry
 from mtabench.checking import sample, verify
 from mtabench.checking.judge import Judge

@@ -14,12 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from mta_kernels.allocation import empty
-from mta_kernels.attention import triton_pointer
-from mta_kernels.attention.triton_pointer import tiles
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.prepare import dot_precision, row_pitch
 from mta_kernels.planned import launch_triton
+from mta_ladder import triton_pointer
+from mta_ladder.triton_pointer import tiles
 
 
 @triton.jit

@@ -13,10 +13,10 @@ from torch.autograd.function import once_differentiable
 
 from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.arguments import check_arguments
-from mta_kernels.conv_attention.cuda_conv import shape as shapes
-from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
 from mta_kernels.nvrtc.structures import Rows, fields, in_chunks
 from mta_kernels.operation import key_padding, softmax_scale
+from mta_ladder.cuda_conv import shape as shapes
+from mta_ladder.cuda_conv.shape import Shape, launch
 
 SIZES = fields(c_int, "group length row_blocks pad causal")
 

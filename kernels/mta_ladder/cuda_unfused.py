@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from mta_kernels.allocation import empty
-from mta_kernels.attention.cuda_launch import device_unsupported, diagonal, kernel
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import missing_package
 from mta_kernels.nvrtc.structures import ALL_ELEMENTS, fields
+from mta_ladder.cuda_launch import device_unsupported, diagonal, kernel
 
 STEPS = ("scores", "softmax_rows", "weighted_sum")  # the kernels of a source
 THREADS = 256  # of their blocks

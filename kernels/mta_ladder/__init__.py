@@ -1,8 +1,8 @@
-"""Plain attention: the eager definition, and the ladder, from three loops in C to the fastest kernels there are.
+"""Baselines: plain attention from three loops in C to the fastest kernels there are, and its eager definition.
 
 A rung is a module with two functions: `attention(q, k, v, *, causal, scale)`, and `unsupported(*, device, dtype,
 head_dim)`, which says in a clause why it cannot run here. It is imported when it is asked for, with what it needs.
-docs/design/plain-attention-ladder.md walks up the ladder.
+docs/design/plain-attention-ladder.md walks up the ladder. `cuda_conv` is the published approach to conv attention.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.attention.reference import attention_reference
-from mta_kernels.attention.sdpa import attention as attention_sdpa
-from mta_kernels.attention.sdpa import unsupported as sdpa_unsupported
 from mta_kernels.conv_attention.arguments import check_queries, check_tensors, wants_gradient
 from mta_kernels.gpu_limits import absent
 from mta_kernels.operation import softmax_scale
 from mta_kernels.operator_gradients import check_no_tangents
+from mta_ladder.reference import attention_reference
+from mta_ladder.sdpa import attention as attention_sdpa
+from mta_ladder.sdpa import unsupported as sdpa_unsupported
 
 __all__ = ["RUNGS", "attention", "attention_reference", "attention_sdpa", "rung_unsupported", "sdpa_unsupported"]
 

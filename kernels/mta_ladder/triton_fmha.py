@@ -13,12 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from mta_kernels.allocation import empty
-from mta_kernels.attention import triton_pointer
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, describe_heads, launch, operand
 from mta_kernels.conv_attention.triton.prepare import describable, dot_precision
 from mta_kernels.gpu_limits import compiled_capability, shared_memory_limit
+from mta_ladder import triton_pointer
 
 
 @triton.jit

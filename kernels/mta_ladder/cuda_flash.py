@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from mta_kernels.allocation import empty
-from mta_kernels.attention.cuda_launch import Constants, device_unsupported, diagonal, kernel
 from mta_kernels.gpu_limits import cuda_capability
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import missing_package
 from mta_kernels.nvrtc.structures import ALL_ELEMENTS, Rows, fields, in_chunks
+from mta_ladder.cuda_launch import Constants, device_unsupported, diagonal, kernel
 
 MAX_HEAD_DIM = 256
 L2_BYTES = 32 << 20  # that keys and values may take: the L2 of an A100 has 40 MB, of an H200 50

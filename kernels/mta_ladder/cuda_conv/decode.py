@@ -12,12 +12,12 @@ from torch import Tensor
 from mta_kernels import planned
 from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.arguments import MAX_SPLITS, check_splits
-from mta_kernels.conv_attention.cuda_conv.attention import refuse, taps_of
-from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
 from mta_kernels.conv_attention.reference import check_decode_arguments
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc.structures import Rows, fields, in_chunks
 from mta_kernels.operation import key_padding, softmax_scale
+from mta_ladder.cuda_conv.attention import refuse, taps_of
+from mta_ladder.cuda_conv.shape import Shape, launch
 
 BLOCKS_PER_SM = 4
 KEYS = 128  # a step of a block
