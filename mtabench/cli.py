@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mtabench import options as o
-from mtabench.cluster.options import ClusterOptions
+from mtabench.cluster_options import ClusterOptions
 from mtabench.errors import UsageError
 from mtabench.exit_handling import run_and_exit
 from mtabench.help import App

@@ -19,7 +19,7 @@ PURE = (
     "charts", "console", "exit_handling", "errors", "escaping", "json_output", "palette", "registry", "tables",
     "charts.ceilings", "charts.chart", "charts.data", "charts.embedded", "charts.failures", "charts.findings",
     "charts.heatmap",
-    "charts.kinds", "charts.labels", "charts.lines", "charts.panels", "charts.style", "charts.text", "cluster.options",
+    "charts.kinds", "charts.labels", "charts.lines", "charts.panels", "charts.style", "charts.text", "cluster_options",
     "cluster.crew", "cluster.groups",
     "cluster.local", "cluster.security", "cluster.team", "cluster.worker", "commands.compare", "commands.dashboard",
     "commands.export", "commands.plot", "commands.report", "commands.results", "commands.show",
@@ -65,28 +65,21 @@ PUBLIC = {
 }
 # From the lowest: a module imports its own package, and packages and files of the lines above it here.
 LAYERS = (
-    "errors escaping palette processes prose",
-    "disk_cache exit_handling git",
-    "console environment json_output pages problem",
-    "tables",
-    "static",
-    "implementations",
-    "registry",
-    "options prediction styles",
-    "measuring",
-    "checking results",
-    "transformer",
+    "disk_cache errors escaping json_output palette processes prose",
+    "console exit_handling git pages problem",
+    "environment implementations tables",
+    "measuring registry static",
+    "checking options prediction styles",
+    "cluster_options help results transformer",
     "charts dashboard exports profiling sweeps",
-    "cluster report",
-    "comparing ranks",
+    "cluster comparing ranks report",
     "commands",
-    "help",
     "cli",
 )
 CLI_MAY_IMPORT = {
     "typer",
     "mtabench",
-    "mtabench.cluster.options",
+    "mtabench.cluster_options",
     "mtabench.exit_handling",
     "mtabench.help",
     "mtabench.options",
@@ -257,6 +250,10 @@ def test_arrows_between_packages_point_down(module):
     if module not in ("mtabench.__init__", "mtabench.__main__"):
         found = imports(module_path(module).read_text(), module, inside_functions=True)
         assert not upward(module, {name for name in found if source_of(name)})
+
+
+def test_there_are_ten_floors_at_most():
+    assert len(LAYERS) <= 10
 
 
 def test_an_arrow_that_is_turned_round_is_found():

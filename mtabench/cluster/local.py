@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mtabench.cluster.facts import Gpu, fits, gpus_of_machine
 from mtabench.cluster.measurer import CORES
-from mtabench.cluster.options import ClusterOptions
+from mtabench.cluster_options import ClusterOptions
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.processes import die_with_parent, kill, last_line, start_process
 

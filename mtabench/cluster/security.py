@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from mtabench.cluster.options import ClusterOptions
+from mtabench.cluster_options import ClusterOptions
 from mtabench.errors import UsageError
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from mtabench.cluster.local import RESOURCES, Local, local_cluster, local_workers
-from mtabench.cluster.options import ClusterOptions
 from mtabench.cluster.security import security_of
+from mtabench.cluster_options import ClusterOptions
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.prose import plural
 

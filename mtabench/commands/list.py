@@ -49,7 +49,7 @@ def run(device: str, anew: bool, as_json: bool) -> int:
 
 def readiness(device: str) -> dict[str, Any]:
     """The `device` that this machine has, and for each implementation why it is not ready there, or None."""
-    from mtabench.measuring.readiness import unsupported_reason
+    from mtabench.sweeps.readiness import unsupported_reason
 
     device = resolve_device(device)
     cases = {key_of_entry(one): _typical_case(one, device) for one in registry.IMPLEMENTATIONS}

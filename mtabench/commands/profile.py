@@ -20,7 +20,6 @@ from mtabench.console import make_console, say
 from mtabench.environment import describe, git_columns
 from mtabench.errors import MtabenchError, UsageError, first_line
 from mtabench.git import make_folder
-from mtabench.measuring.readiness import memory_reason, unsupported_reason
 from mtabench.prediction.devices import known_device, rates_of
 from mtabench.prediction.predict import predict, unpredicted
 from mtabench.problem import axes
@@ -45,6 +44,7 @@ from mtabench.prose import plural
 from mtabench.registry import implementation_of, loaded_files, typed_as
 from mtabench.results.results_file import key_of
 from mtabench.sweeps.plan import Options, make_plan
+from mtabench.sweeps.readiness import memory_reason, unsupported_reason
 from mtabench.sweeps.sweep import words
 from mtabench.tables import print_columns
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mtabench.cluster.options import ClusterOptions
+from mtabench.cluster_options import ClusterOptions
 from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
 from mtabench.console import PipeTolerantWriter, make_console, say, warnings_at_end
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError

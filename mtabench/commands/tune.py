@@ -15,11 +15,11 @@ from mta_kernels.conv_attention import tile_sizes, tuner
 from mtabench.commands import WRONG_RESULT
 from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, UsageError, first_line
-from mtabench.measuring.readiness import unsupported_reason
 from mtabench.problem import axes
 from mtabench.problem.case import KERNEL_PASSES, Case
 from mtabench.problem.inputs import DTYPES, use_full_float32
 from mtabench.sweeps.plan import Options, make_plan
+from mtabench.sweeps.readiness import unsupported_reason
 from mtabench.sweeps.sweep import words
 from mtabench.tables import Cell, Column, as_columns, print_columns
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mtabench.cluster.options import NAMES
+from mtabench.cluster_options import NAMES
 from mtabench.comparing.pairs import code_folders
 from mtabench.comparing.revisions import Checkout
 from mtabench.console import say

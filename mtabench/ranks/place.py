@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mtabench import registry
-from mtabench.cluster.options import ClusterOptions
+from mtabench.cluster_options import ClusterOptions
 from mtabench.errors import UsageError
 from mtabench.problem.case import Case
 from mtabench.sweeps.cells_plan import any_plan

@@ -376,7 +376,7 @@ def find_baseline(name: str | None, cases: Sequence[Case], here: bool) -> tuple[
 
 def _library(cases: Sequence[Case], here: bool) -> str | None:
     """The best library kernel of those that are measured; `here` if it can run some of its cells on this machine."""
-    from mtabench.measuring.readiness import unsupported_reason
+    from mtabench.sweeps.readiness import unsupported_reason
 
     own = [entry.name for entry in libraries(cases[0].pass_, cases[0].device, PLAIN)]
     measured = {name: cells for name in own if (cells := [case for case in cases if case.impl == name])}

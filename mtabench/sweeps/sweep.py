@@ -25,7 +25,6 @@ from mtabench.measuring.ceilings import Ceilings, measure_ceilings, with_reading
 from mtabench.measuring.failures import failure
 from mtabench.measuring.kept_ceilings import FILE_NAME, keep_ceilings, read_ceilings
 from mtabench.measuring.nvtx import phase
-from mtabench.measuring.readiness import memory_reason, unsupported_reason
 from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
@@ -38,6 +37,7 @@ from mtabench.results.rows import WITH_TIME, Row, add_speedups, cell_row, sample
 from mtabench.results.writer import Writer, to_resume
 from mtabench.sweeps.measurer import Timing
 from mtabench.sweeps.plan import Plan
+from mtabench.sweeps.readiness import memory_reason, unsupported_reason
 from mtabench.sweeps.settings import measuring_words
 
 

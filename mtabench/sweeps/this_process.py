@@ -30,7 +30,7 @@ class ThisProcess:
 
     def against(self, cases: Sequence[Case]) -> dict[Case, str]:
         """Why cells cannot run on this machine, of those that cannot."""
-        from mtabench.measuring.readiness import memory_reason, unsupported_reason
+        from mtabench.sweeps.readiness import memory_reason, unsupported_reason
 
         return {case: reason for case in cases if (reason := unsupported_reason(case) or memory_reason(case))}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from mtabench.environment import available_memory_bytes
-from mtabench.measuring.readiness import unsupported_reason
 from mtabench.measuring.timing import timed
 from mtabench.prediction.memory import measuring_bytes
 from mtabench.problem.axes import short
@@ -13,6 +12,7 @@ from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.registry import implementation_of
 from mtabench.sweeps.estimate import call_seconds, shown
+from mtabench.sweeps.readiness import unsupported_reason
 from mtabench.sweeps.sweep import free_memory
 
 MOST_SECONDS = 20.0  # of one call, as estimated

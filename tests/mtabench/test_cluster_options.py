@@ -8,7 +8,8 @@ import stat
 import pytest
 from command_line import contents, make_runner, refused
 
-from mtabench.cluster import facts, options, team
+from mtabench import cluster_options
+from mtabench.cluster import facts, team
 from mtabench.cluster.team import sharing
 
 CPU = ("--device", "cpu", "--seq", "16", "--impl", "eager")
@@ -109,7 +110,7 @@ def test_a_connection_that_is_given_up_has_no_name_of_an_exception(behind):
 
 @pytest.mark.parametrize("package", ["distributed", "cryptography"])
 def test_without_its_packages_it_says_what_to_install(mtabench, monkeypatch, package):
-    monkeypatch.setattr(options, "find_spec", lambda name: None if name == package else object())
+    monkeypatch.setattr(cluster_options, "find_spec", lambda name: None if name == package else object())
     words = ("fwd", *CPU, "--workers", "2")
     refused(mtabench(*words), f"needs the package {package}", "pip install 'mtabench[cluster]'")
 

@@ -22,7 +22,7 @@ from mtabench.checking.judge import Judge
 from mtabench.checking.oracle import Check, Oracle
 from mtabench.checking.verify import EVERY_STEP, FINISHED, CheckFilter, run_checks
 from mtabench.cli import app
-from mtabench.cluster.options import ClusterOptions
+from mtabench.cluster_options import ClusterOptions
 from mtabench.errors import UsageError
 from mtabench.prediction.memory import expected_memory_bytes, input_bytes
 from mtabench.problem.case import Case

@@ -8,9 +8,9 @@ from typer.main import get_command
 from mtabench import environment
 from mtabench.cli import app
 from mtabench.errors import UsageError
-from mtabench.measuring import readiness
 from mtabench.measuring.timing import Settings
 from mtabench.registry import default_names, find
+from mtabench.sweeps import readiness
 from mtabench.sweeps.estimate import PROCESS_S, RATES, estimate_seconds, shown
 from mtabench.sweeps.plan import Options, make_plan
 
