@@ -1,19 +1,13 @@
 """scripts/crosscheck_timers.py: the table of two timers, with cells that are stood in for."""
 
 import csv
-import importlib.util
 import sys
-from pathlib import Path
 
+import crosscheck_timers as crosscheck
 import pytest
 
 from mtabench.errors import UsageError
 from mtabench.problem import axes
-
-ROOT = Path(__file__).parents[1]
-SPEC = importlib.util.spec_from_file_location("crosscheck_timers", ROOT / "scripts/crosscheck_timers.py")
-crosscheck = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(crosscheck)
 
 
 class Here:

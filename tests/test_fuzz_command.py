@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import functools
-import importlib.util
 import re
 import shlex
 import sys
 from pathlib import Path
-from types import ModuleType
 
+import fuzz_kernels
+import fuzz_status
 import fuzz_workers
 import pytest
 from fuzz import trial, workers
@@ -25,17 +25,9 @@ ON_CPU = ("--op", "conv-attention", "--impl", "eager", "--pass", "bwd", "--devic
 EAGER = Target("conv-attention", "eager")
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Runs `scripts/fuzz_kernels.py` with some words: exit code, output, errors."""
-    fuzz_kernels = script("fuzz_kernels")
     monkeypatch.chdir(tmp_path)
 
     def typed(*words: object) -> tuple[int, str, str]:
@@ -189,7 +181,6 @@ def test_a_change_of_code_is_one_of_its_families(tmp_path) -> None:
 
 
 def test_a_release_needs_kernels_that_were_fuzzed_as_they_are(tmp_path, capsys) -> None:
-    fuzz_status = script("fuzz_status")
     path, totals = tmp_path / "fuzz.csv", Totals()
     for number in range(3):
         totals.add(Ended(number, "mta", "triton", "bwd", (), False, 0.25))

@@ -1,17 +1,11 @@
 """scripts/host_time.py: what it times, and the table it writes, with calls that are stood in for."""
 
 import csv
-import importlib.util
 import sys
-from pathlib import Path
 
+import host_time
 import pytest
 import torch
-
-ROOT = Path(__file__).parents[1]
-SPEC = importlib.util.spec_from_file_location("host_time", ROOT / "scripts/host_time.py")
-host_time = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(host_time)
 
 
 @pytest.fixture

@@ -10,9 +10,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import build_hub_kernel
 import pytest
 import torch
 import torch.nn.functional as F
+from hub_kernel import layout, sources
 
 pytest.importorskip("kernels._rust", reason="the package kernels of Hugging Face")
 from kernels._rust import Digest, DigestAlgorithm
@@ -27,11 +29,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def script():
     """The names of the script and of its modules."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        modules = [importlib.import_module(name) for name in ("hub_kernel.sources", "hub_kernel.layout")]
-        main = importlib.import_module("build_hub_kernel").main
-        return SimpleNamespace(**{k: v for module in modules for k, v in vars(module).items()}, main=main)
+    return SimpleNamespace(**vars(sources) | vars(layout), main=build_hub_kernel.main)
 
 
 @pytest.fixture(scope="module")

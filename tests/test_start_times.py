@@ -1,15 +1,10 @@
 """scripts/start_times.py: what it times, and the table it writes, with processes that are stood in for."""
 
 import csv
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-SPEC = importlib.util.spec_from_file_location("start_times", ROOT / "scripts/start_times.py")
-start_times = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(start_times)
+import start_times
 
 
 def test_each_command_is_timed_after_one_that_does_not_count(monkeypatch, tmp_path, capsys):

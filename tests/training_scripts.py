@@ -10,15 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
 Command = Callable[..., tuple[int, str, str]]
 
 
 def names_of(*modules: str) -> SimpleNamespace:
     """All names of modules that lie in scripts/, the script's own among them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPTS)
-        return SimpleNamespace(**{k: v for name in modules for k, v in vars(importlib.import_module(name)).items()})
+    return SimpleNamespace(**{k: v for name in modules for k, v in vars(importlib.import_module(name)).items()})
 
 
 @pytest.fixture(autouse=True)
