@@ -1,6 +1,6 @@
 """Faults around a right operation, each of a kind that a kernel may have, for the fuzz to find.
 
-Run as a program it searches for each and prints the tables of docs/fuzzing.md, in a minute or two.
+Run as a program it searches for each and prints the checks that find it first, in a minute or two.
 """
 
 from __future__ import annotations
@@ -309,9 +309,7 @@ def main() -> None:
     prepare("cpu")
     for name, planted in [*FAULTS.items(), *((f"mta: {name}", planted) for name, planted in MTA_FAULTS.items())]:
         found = (
-            f"| {name} | {', '.join(checks)} | {number + 1} |"
-            for number in range(MOST_CASES)
-            if (checks := planted.found_by(number))
+            f"{name}: {checks}, {number + 1}" for number in range(MOST_CASES) if (checks := planted.found_by(number))
         )
         print(next(found, f"{name}: not found"), flush=True)
 

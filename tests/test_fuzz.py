@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -250,18 +248,40 @@ def test_fresh_memory_is_nan() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-@functools.cache
-def documented() -> dict[str, tuple[list[str], int]]:
-    """The table of docs/fuzzing.md: each fault's checks, and after how many cases they find it."""
-    rows = re.findall(r"^\| (.+) \| (.+) \| (\d+) \|$", (ROOT / "docs/fuzzing.md").read_text(), re.MULTILINE)
-    return {name: (checks.split(", "), int(cases)) for name, checks, cases in rows}
-
-
-def test_the_table_has_each_fault() -> None:
-    assert list(documented()) == list(ALL_FAULTS)
+# The checks that find a fault, and the case that is the first of seed 1 to show it. All others: by its error, at once.
+SHOWN = {
+    "strides of grad_out ignored": (["norm"], 11),
+    "the result of an earlier call at the same addresses": (["norm", "causality"], 4),
+    "a document takes in the one before it": (["documents apart"], 7),
+    "a sequence takes in the one before it": (["sequences apart"], 21),
+    "padding off by one, of an even number of key taps": (["norm"], 4),
+    "scale 0 taken for none": (["norm"], 32),
+    "q_history ignored": (["norm"], 15),
+    "head_chunk mixes up heads": (["norm"], 6),
+    "other bits from call to call": (["same bits twice"], 1),
+    "an argument overwritten": (["norm", "argument written"], 1),
+    "a write beside an argument": (["argument written"], 1),
+    "refuses what it can run": (["refused"], 10),
+    "strides of lengths ignored": (["norm"], 6),
+    "mta: 2 % off in dpre_mix": (["norm"], 8),
+    "mta: groups of heads mixed up": (["norm"], 7),
+    "mta: depth taken from 1": (["norm"], 7),
+    "mta: dropout of another seed": (["norm"], 6),
+    "mta: a sum of dk that no chunk began": (["norm"], 37),
+    "mta: a sum of dv that no chunk began": (["norm"], 37),
+    "mta: sequences and documents share a scale": (["documents apart"], 39),
+    "mta: dq of a later chunk twice": (["norm"], 37),
+    "mta: dk of a document's first key lost": (["norm"], 12),
+    "mta: a head takes in another that it does not meet": (["heads apart"], 26),
+    "mta: a row takes in the next token": (["norm", "causality"], 3),
+    "mta: a document takes in the one before it": (["documents apart"], 58),
+    "mta: strides of the state ignored": (["norm"], 6),
+    "mta: a step's row not kept": (["norm"], 6),
+    "mta: a sequence gets the state of the one that it replaces": (["norm"], 6),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ALL_FAULTS)
-def test_a_fault_is_found_within_the_cases_of_the_table(name: str) -> None:
-    checks, cases = documented()[name]
-    assert ALL_FAULTS[name].found_by(cases - 1) == checks
+def test_a_fault_is_found(name: str) -> None:
+    checks, case = SHOWN.get(name, (["norm"], 1))
+    assert next(filter(None, map(ALL_FAULTS[name].found_by, range(case - 1, case + 2)))) == checks

@@ -1,16 +1,10 @@
-"""Changes in simulated histories: how often one is seen where there is none, and how well one is dated.
-
-The shares that are found stand in docs/dashboard.md, and a test that fails says what should stand there.
-"""
-
-from pathlib import Path
+"""Changes in simulated histories: how often one is seen where there is none, and how well one is dated."""
 
 import numpy as np
 import pytest
 
 from mtabench.dashboard.changes import FEW, find_changes
 
-DOCUMENTATION = Path(__file__).parents[2] / "docs/dashboard.md"
 FIVE_PERCENT = np.log(1.05)
 LENGTHS = (2, 5, 6, 20, 60, 200)
 PLACES = (1, 2, 3, 0.5, -3, -2, -1)  # of a step: runs from the beginning, the middle, runs from the end
@@ -49,27 +43,21 @@ def shares(histories):
     return 100 * sure.mean(), 100 * others.mean()
 
 
-def documented(cells):
-    """Fail unless the documentation has this row of a table."""
-    line = f"| {' | '.join(cells)} |"
-    assert {line} <= set(DOCUMENTATION.read_text().splitlines())
-
-
 @pytest.mark.parametrize(
-    ("name", "simulate", "count", "least"),
+    ("simulate", "count", "least"),
     [
-        ("noise of 1 %", lambda g, runs: noise(g, runs, 0.01), 200, 0.5),
-        ("noise of 2 %, heavy-tailed", lambda g, runs: noise(g, runs, 0.02, heavy=True), 200, 0.5),
-        ("noise of 2 % that lasts (correlation 0.8)", lambda g, runs: noise(g, runs, 0.02, 0.8), 100, 5),
-        ("random walk of 0.3 % a run", lambda g, runs: walk(g, runs, 0.003), 50, 4),
-        ("random walk of 1 % a run", lambda g, runs: walk(g, runs, 0.01), 100, 6),
+        (lambda g, runs: noise(g, runs, 0.01), 200, 0.5),
+        (lambda g, runs: noise(g, runs, 0.02, heavy=True), 200, 0.5),
+        (lambda g, runs: noise(g, runs, 0.02, 0.8), 100, 5),
+        (lambda g, runs: walk(g, runs, 0.003), 50, 4),
+        (lambda g, runs: walk(g, runs, 0.01), 100, 6),
     ],
 )
-def test_false_alarms(name, simulate, count, least):
+def test_false_alarms(simulate, count, least):
     """At most one history of pure noise in 200 has a sure change. What a test of a level alone found was 60 %."""
     found_by_length = [shares(kinds_found(lambda g, runs=runs: simulate(g, runs), count)) for runs in LENGTHS]
     assert max(sure for sure, _ in found_by_length) <= least
-    documented([name, str(count), *(f"{sure:g} + {others:g}" for sure, others in found_by_length)])
+    assert max(others for _, others in found_by_length) <= 7
 
 
 @pytest.mark.parametrize(
@@ -88,7 +76,7 @@ def test_a_step_is_dated_wherever_it_lies(runs, percent, size):
     by_place = [dated(place) for place in PLACES]
     if percent >= 3000 * size:
         assert min(by_place) >= 75
-    documented([f"{percent} %, {runs} runs, noise of {100 * size:g} %", *map(str, by_place)])
+    assert min(by_place[2:5]) >= 95
 
 
 @pytest.mark.parametrize(("runs", "total"), [(30, 0.1), (30, 0.3), (200, 0.1)])

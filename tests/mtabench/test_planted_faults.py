@@ -1,4 +1,4 @@
-"""The faults of docs/verification.md, planted: each is caught, where the table says, and by what it says."""
+"""Planted faults, in conv and in plain attention: each is caught, where and by what its entry says."""
 
 import threading
 import time
