@@ -1,8 +1,14 @@
-"""Writes tables of documents: what the code says, and what the committed results say."""
+"""Writes tables of documents: what the code says, and what the committed results say.
+
+    python scripts/generate_docs.py [--check]
+
+With --check nothing is written: the pages that would change are printed, and the exit code is 1 if there are any.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -66,6 +72,19 @@ def generated(page: Path) -> str:
     return text
 
 
+def main(words: list[str]) -> int:
+    """Writes the pages that are not as they should be, or only names them."""
+    if words not in ([], ["--check"]):
+        print(f"got {' '.join(words)!r}, expected --check or nothing", file=sys.stderr)
+        return 2
+    stale = {page: text for page in PAGES if (text := generated(page)) != page.read_text()}
+    for page, text in stale.items():
+        if words:
+            print(page.relative_to(DOCS.parent))
+        else:
+            page.write_text(text)
+    return int(bool(words and stale))
+
+
 if __name__ == "__main__":
-    for page in PAGES:
-        page.write_text(generated(page))
+    sys.exit(main(sys.argv[1:]))

@@ -1,5 +1,6 @@
 """Our workflows, the ones that `mtabench ci init` writes, and the action: commands exist, rights are few."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -16,6 +17,7 @@ FILES = {
     "action": "action.yml",
     "test": ".github/workflows/test.yml",
     "gate": ".github/workflows/gate.yml",
+    "release": ".github/workflows/release.yml",
     "written gate": "mtabench/workflows/gate.yml",
     "written dashboard": "mtabench/workflows/dashboard.yml",
 }
@@ -40,7 +42,7 @@ def commands(name):
 
 
 def test_every_workflow_is_known():
-    assert {path.stem for path in (ROOT / ".github/workflows").glob("*.yml")} == {"test", "gate"}
+    assert {path.stem for path in (ROOT / ".github/workflows").glob("*.yml")} == {"test", "gate", "release"}
     assert sum(" ab " in command for command in commands("action")) == 1
 
 
@@ -54,26 +56,6 @@ def test_commands_are_sound_shell_and_their_files_exist(name):
                 assert (ROOT / word).exists(), word
 
 
-@pytest.mark.parametrize("text", [TEXTS["action"], TEXTS["test"], PAGE], ids=["action", "test", "docs/ci.md"])
-def test_commands_of_the_suite_exist_with_their_options(text):
-    import typer
-
-    from mtabench.cli import app
-
-    all_ = typer.main.get_command(app).commands
-    known = {
-        name: {option for parameter in command.params for option in parameter.opts}
-        for name, command in [*all_.items(), ("ci init", all_["ci"].commands["init"])]
-    }
-    names = "|".join(("ab", "noise", "inspect", "compare", "history", "dashboard", "fwd", "bwd", "decode", "ci init"))
-    used = re.findall(rf"\bmtabench ({names})\b((?:[^`\n]|\\\n)*)", text)
-    assert used
-    for command, words in used:
-        taken = known[command].union(*(known[word] for word in words.split() if word in known))
-        for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", words.partition(" # ")[0]):
-            assert option in taken | {"--help"}, f"mtabench {command} {words}"
-
-
 def test_sweeps_of_the_gate_can_be_planned():
     (given,) = [step["with"] for step in steps("gate") if step.get("uses") == "./"]
     assert set(given) <= set(PARSED["action"]["inputs"])
@@ -81,9 +63,11 @@ def test_sweeps_of_the_gate_can_be_planned():
     assert passes == ["fwd", "bwd", "decode"]
 
 
+DOWNLOAD, PYPI = "actions/download-artifact@v7", "pypa/gh-action-pypi-publish@release/v1"
 RIGHTS = {
     "test": {"contents": "read"},
     "gate": {"contents": "read", "pull-requests": "write"},
+    "release": {"contents": "read"},
     "written gate": {"contents": "read", "pull-requests": "write"},
     "written dashboard": {"contents": "read"},
 }
@@ -98,6 +82,12 @@ def test_rights_are_few(name):
     if name == "written dashboard":
         assert workflow[True]["push"] == {"branches": ["BRANCH"]}  # the key `on`, which YAML 1.1 takes for a yes
         assert more == [{"contents": "write"}, {"pages": "write", "id-token": "write"}]
+    elif name == "release":
+        assert more == [{"id-token": "write"}, {"contents": "write"}]
+        assert [step["uses"] for step in jobs(name)[1]["steps"]] == [
+            DOWNLOAD,
+            PYPI,
+        ]  # PyPI's rights run nothing of ours
     else:
         assert more == []
         assert TEXTS[name].count("actions/checkout@") == TEXTS[name].count("persist-credentials: false")
@@ -106,12 +96,14 @@ def test_rights_are_few(name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_actions_are_githubs_own_and_no_text_from_outside_is_run(name):
+def test_actions_are_of_github_or_pypi_and_no_text_from_outside_is_run(name):
     assert "secrets" not in re.sub(r"#.*", "", TEXTS[name])
     for step in steps(name):
         assert ("run" in step) != ("uses" in step), step
-        github = r"actions/(checkout|setup-python|upload-artifact|upload-pages-artifact|deploy-pages)@v\d+"
-        assert re.fullmatch(rf"{github}|ACTION|\./", step.get("uses", "./")), step
+        github = (
+            r"actions/(checkout|setup-python|upload-artifact|download-artifact|upload-pages-artifact|deploy-pages)@v\d+"
+        )
+        assert re.fullmatch(rf"{github}|{PYPI}|ACTION|\./", step.get("uses", "./")), step
         assert "${{" not in step.get("run", ""), "text from outside would be run by the shell"
 
 
@@ -119,6 +111,42 @@ def test_actions_are_githubs_own_and_no_text_from_outside_is_run(name):
 def test_code_of_forks_does_nothing_on_a_runner(name):
     (job,) = jobs(name)
     assert "github.event.pull_request.head.repo.full_name == github.repository" in job["if"]
+
+
+def test_the_matrix_has_the_oldest_versions_that_are_promised_and_newer_than_the_pinned():
+    rows = PARSED["test"]["jobs"]["tests"]["strategy"]["matrix"]["include"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {row["python"] for row in rows} == {"3.11", "3.12", "3.13", "3.14"}
+    assert project["requires-python"] == ">=3.11"
+    pinned = dict(re.findall(r"^(torch|triton)==(\d+\.\d+)", (ROOT / "scripts/constraints-cpu.txt").read_text(), re.M))
+    for name in ("torch", "triton"):
+        oldest, *newer = sorted((row[name] for row in rows if name in row), key=lambda text: int(text.split(".")[1]))
+        assert any(re.match(rf"{name}>={oldest}(;|$)", dependency) for dependency in project["dependencies"]), oldest
+        assert int(newer[-1].split(".")[1]) > int(pinned[name].split(".")[1])
+
+
+def test_a_release_builds_as_its_tag_is_named():
+    """The step that compares a tag with the version takes this version's tag alone."""
+    (check,) = [step["run"] for step in steps("release") if step.get("name") == "The tag is the version"]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for tag, code in ((f"v{version}", 0), (f"v{version}1", 1), (version.replace(".", "x"), 1)):
+        environment = {**os.environ, "GITHUB_REF_NAME": tag}
+        assert subprocess.run(["bash", "-c", check], cwd=ROOT, env=environment, check=False).returncode == code, tag
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem)
+def test_an_issue_of_a_kernel_asks_for_the_command_and_the_environment(path):
+    text = path.read_text()
+    assert {"name", "description", "body"} <= set(yaml.safe_load(text))
+    assert ("`repro`" in text and "`mtabench env`" in text) == (path.stem != "feature")
+
+
+def test_hooks_check_what_the_tests_check():
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    entries = {hook["id"]: hook["entry"] for hook in repository["hooks"]}
+    assert set(entries) == {"ruff-format", "ruff-check", "clang-format", "mypy"}
+    for name in set(entries) - {"clang-format"}:
+        assert entries[name].removesuffix(" --force-exclude") in (ROOT / "scripts/test").read_text()
 
 
 def test_the_page_names_what_the_workflows_do():

@@ -80,6 +80,7 @@ def wheel(tmp_path: Path) -> Path:
 def test_a_wheel_brings_its_kernels_and_none_that_changed(wheel: Path) -> None:
     cubins = list((wheel / "mta_kernels/nvrtc/shipped").rglob("*.cubin"))
     assert len(cubins) == 2
+    assert all((wheel / package / "py.typed").exists() for package in ("mtabench", "mta_kernels", "mta_ladder"))
     assert all(re.fullmatch(r"prepare-[0-9a-f]{32}\.cubin", path.name) for path in cubins)
     code = WITHOUT_COMPILER.format(release=int(compiler.version().split(".")[0]))
     environment = {**os.environ, "PYTHONPATH": str(wheel), "MTA_KERNELS_CACHE": os.devnull}
