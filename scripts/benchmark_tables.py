@@ -76,7 +76,7 @@ def times(
 ) -> Iterator[str]:
     """Medians of files: a line for each combination of the axes, a column for each of `columns`, then their ratios.
 
-    `shown` are the columns whose times stand there. The last column has the revisions that were measured.
+    `shown` are the columns whose times stand there.
     """
     rows = read(*names, **where)
     keys = list(dict.fromkeys(tuple(row[axis] for axis in axes) for row in rows))
@@ -91,10 +91,9 @@ def times(
         yield from (f"`{value}`" if axis == "impl" else value for axis, value in zip(axes, key, strict=True))
         yield from (time(found[label], unit) for label in shown)
         yield from (over(found[one], found[other], percent) for one, other in ratios.values())
-        yield ", ".join(dict.fromkeys(row["git_sha"] for row in found.values() if row))
 
     titles = [HEADERS.get(axis, axis.replace("_", " ")) for axis in axes]
-    return lines([*titles, *shown, *ratios, "revision"], map(line, keys))
+    return lines([*titles, *shown, *ratios], map(line, keys))
 
 
 def by_impl(*names: str) -> dict[str, Where]:
@@ -114,23 +113,18 @@ def columns_of(name: str, shapes: Sequence[tuple[int, int]]) -> Callable[[], Ite
 
 
 def grouped() -> Iterator[str]:
-    """Shares of cuDNN's speed in grouped decode, contiguous and in pages."""
-    rows = read("decode-groups.csv", "decode-pages.csv")
+    """Shares of cuDNN's speed in grouped decode from contiguous caches."""
+    rows = read("decode-pages.csv", "decode-groups.csv", page_size="")
 
-    def share(head_dim: int, batch: int, seq: int, heads: int, kv_heads: int, page: str) -> str:
+    def share(head_dim: int, batch: int, seq: int, heads: int, kv_heads: int) -> str:
         shape = {"head_dim": head_dim, "batch": batch, "seq": seq, "heads": heads, "kv_heads": kv_heads}
-        of = [row for row in rows if fits(row, shape)]
-        ours = next(row for row in of if fits(row, {"impl": "cuda", "page_size": page}))
-        return over(ours, next(row for row in of if row["impl"] == "sdpa-cudnn"), percent=True)
+        found = {row["impl"]: row for row in rows if fits(row, shape)}
+        return over(found["cuda"], found["sdpa-cudnn"], percent=True)
 
-    header = [f"{heads} / {kv_heads}{pages}" for heads, kv_heads in GROUPS for pages in ("", ", pages")]
     shapes = [(dim, batch, seq) for dim in (64, 128) for batch in (1, 64) for seq in (4096, 65536)]
     return lines(
-        ["head dim", "sequences x keys", *header],
-        (
-            [f"{s[0]}", f"{s[1]} x {s[2]}", *(share(*s, *g, page) for g in GROUPS for page in ("", "128"))]
-            for s in shapes
-        ),
+        ["head dim", "sequences x keys", *(f"{heads} / {kv_heads}" for heads, kv_heads in GROUPS)],
+        ([f"{s[0]}", f"{s[1]} x {s[2]}", *(share(*s, *group) for group in GROUPS)] for s in shapes),
     )
 
 
@@ -155,10 +149,10 @@ def models() -> Iterator[str]:
         attention = "all parts" if row["op"] == "mta" else where[row["conv_every"]]
         shown = attention if row["impl"] == "auto" else f"{attention}, {row['impl']}"
         rate, share = f"{float(row['tokens_s']):,.0f}", over(row, plain, percent=True)
-        return [MODELS[name], row["batch"], shown, rate, share, row["git_sha"]]
+        return [MODELS[name], row["batch"], shown, rate, share]
 
     files = {name: read(f"{name}.csv") for name in MODELS}
-    header = ("model", "sequences", "attention", "tokens/s", "of plain's", "revision")
+    header = ("model", "sequences", "attention", "tokens/s", "of plain's")
     return lines(
         header, (line(name, row, rows) for name, rows in files.items() for row in rows if row["impl"] != "plain")
     )
@@ -170,25 +164,24 @@ def host_time() -> Iterator[str]:
     names = [name for name in dict.fromkeys(row["impl"] for row in rows) if name != "nothing"]
     found = {(row["impl"], row["gradient"]): row for row in rows}
     return lines(
-        ("implementation", "without gradients", "with", "revision"),
+        ("implementation", "without gradients", "with"),
         (
             [f"`{name}`"]
-            + [f"{float(row['least_us']):.0f}, {float(row['median_us']):.0f} us" for row in of]
-            + [of[0]["git_sha"]]
+            + [
+                f"{float(row['least_us']):.0f}, {float(row['median_us']):.0f} us"
+                for row in (found[name, gradient] for gradient in ("False", "True"))
+            ]
             for name in names
-            for of in [[found[name, gradient] for gradient in ("False", "True")]]
         ),
     )
 
 
 # Folders of counters: the least share of a call's time that a kernel needs here, and which rows.
 COUNTED: Mapping[str, tuple[float, Where]] = {
-    "fwd-lengths": (0.1, {"seq": (1024, 16384)}),
-    "bwd-lengths": (0.1, {"seq": (1024, 16384)}),
-    "bwd": (0.09, {"impl": "triton"}),
+    "fwd-lengths": (0.1, {"seq": 16384}),
+    "bwd-lengths": (0.1, {"seq": 16384}),
     "mta-mix-fwd": (0.1, {}),
     "decode": (0.2, {"seq": 65536, "head_dim": 128}),
-    "mta-decode": (0.2, {}),
 }
 
 
@@ -213,17 +206,17 @@ def counters() -> Iterator[str]:
                         f"`{row['kernel']}`", f"{heads_of(row)} x {row['head_dim']}",
                         f"{row['batch']} x {row['seq']}", f"{float(row['us']):.4g}",
                         *(f"{float(row[f'{unit}_pct']):.0f}" for unit in ("tensor", "shared", "l2", "memory")),
-                        row["bound_by"], row["git_sha"],
+                        row["bound_by"],
                     ]  # fmt: skip
 
-    header = ("kernel", "heads x dim", "tokens", "us", "tensor", "shared", "L2", "DRAM", "bound by", "revision")
+    header = ("kernel", "heads x dim", "tokens", "us", "tensor", "shared", "L2", "DRAM", "bound by")
     return lines(header, found())
 
 
 def ranks() -> Iterator[str]:
     """A sequence on several GPUs."""
     rows = read("ranks-2.csv", "ranks-4.csv", seq=131072)
-    header = ("GPUs", "head dim", "tokens", "time", "efficiency", "communication", "revision")
+    header = ("GPUs", "head dim", "tokens", "time", "efficiency", "communication")
     return lines(
         header,
         (
@@ -232,7 +225,6 @@ def ranks() -> Iterator[str]:
                 time(row),
                 f"{100 * float(row['efficiency']):.1f} %",
                 f"{float(row['communication_ms']):.2g} ms",
-                row["git_sha"],
             )
             for row in rows
         ),
@@ -258,14 +250,6 @@ def time_of(row: Row) -> str:
     return f"{float(row['median_ms']):.3g} ms"
 
 
-def start_times() -> Iterator[str]:
-    """Seconds from the start of a command to its end."""
-    return lines(
-        ("command", "seconds"),
-        ([f"`mtabench {row['command']}`", f"{float(row['median_s']):.2g}"] for row in read("../cpu/start-times.csv")),
-    )
-
-
 SHAPE = ("head_dim", "seq")
 FUSED, OVER = by_impl("triton", CUDNN), over_cudnn("triton")
 PLAIN = by_impl("eager", "cuda-conv", "hopper", CUDNN), over_cudnn("hopper")
@@ -284,19 +268,16 @@ SM80 = (
     ("forward, `cuda`", "backward, `cuda`"),
 )
 FORWARDS = {
-    f"{impl} {dim}": {"impl": impl, "head_dim": dim} for dim in (64, 96, 128) for impl in ("hopper", *NAMES.values())
+    f"{impl} {dim}": {"impl": impl, "head_dim": dim} for dim in (64, 96, 128) for impl in ("hopper", "sdpa-cudnn")
 }
 PASSES = {
     label: {"pass": pass_, "impl": impl}
     for name, pass_ in (("forward", "fwd"), ("backward", "bwd"))
     for label, impl in ((name, "triton"), (f"cuDNN {pass_}", "sdpa-cudnn"))
 }
+BOTH = ("forward", "backward")
 OVERS = {"forward over cuDNN": ("forward", "cuDNN fwd"), "backward over cuDNN": ("backward", "cuDNN bwd")}
-RATIOS = {
-    f"{title}, {dim}": (f"{impl} {dim}", f"sdpa-cudnn {dim}")
-    for dim in (64, 96, 128)
-    for title, impl in (("`hopper`", "hopper"), ("FlashAttention-2", "sdpa-flash"))
-}
+RATIOS = {f"head dim {dim}": (f"hopper {dim}", f"sdpa-cudnn {dim}") for dim in (64, 96, 128)}
 BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "forward": partial(
         times, ["fwd.csv"], SHAPE, by_impl("eager", "cuda-conv", "triton", "hopper", CUDNN, FLASH),
@@ -306,21 +287,20 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
         times, ["fwd.csv"], ("head_dim",), *PLAIN, seq=4096,
     ),
     "forward-ratios": partial(times, ["hopper-fwd.csv"], ("seq",), FORWARDS, RATIOS, shown=()),
-    "long-fwd": partial(times, ["long-fwd.csv"], ("head_dim",), by_impl("triton", "hopper")),
+    "long": partial(times, ["long-fwd.csv", "long-bwd.csv"], ("pass", "head_dim"), by_impl("triton", "hopper")),
     "backward": partial(times, ["hopper-bwd.csv"], SHAPE, by_impl("hopper", CUDNN, FLASH), over_cudnn("hopper")),
     "sm80": partial(times, ["sm80-fwd.csv", "sm80-bwd.csv"], SHAPE, *SM80),
-    "long-bwd": partial(times, ["long-bwd.csv"], ("head_dim",), by_impl("triton", "hopper")),
     "decode": partial(
         times, ["decode.csv"], SHAPE, by_impl("eager", "triton", CUDNN, FLASH), OVER, unit="us", seq=(16384, 65536)
     ),
     "grouped": grouped,
-    "mix": partial(times, ["mta-mix-fwd.csv", "mta-mix-bwd.csv"], SHAPE, PASSES, OVERS, ("forward", "backward")),
-    "all": partial(times, ["mta-all-fwd.csv", "mta-all-bwd.csv"], SHAPE, PASSES, OVERS, ("forward", "backward")),
+    "mix": partial(times, ["mta-mix-fwd.csv", "mta-mix-bwd.csv"], SHAPE, PASSES, OVERS, BOTH, head_dim=(64, 128)),
+    "all": partial(times, ["mta-all-fwd.csv", "mta-all-bwd.csv"], SHAPE, PASSES, OVERS, BOTH, head_dim=(64, 128)),
     "550m": partial(times, ["mta-550m.csv"], ("pass",), LAYERS, OVER),
     "550m-all": partial(times, ["mta-550m-all.csv"], ("pass",), LAYERS, OVER, seq=2048),
     "mta-decode": partial(
         times, ["mta-decode.csv"], SHAPE, by_impl("auto", CUDNN), {"share of cuDNN's speed": ("`auto`", CUDNN)},
-        shown=["`auto`"], unit="us", percent=True, seq=(4096, 65536),
+        shown=["`auto`"], unit="us", percent=True, seq=(4096, 65536), head_dim=(64, 128),
     ),
     "models": models,
     "host-time": host_time,
@@ -329,5 +309,4 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "ladder-cpu": columns_of("../cpu/ladder.csv", [(64, 1024), (128, 1024)]),
     "ladder": columns_of("ladder.csv", [(dim, seq) for dim in (64, 128) for seq in (1024, 16384)]),
     "noise": noise,
-    "start-times": start_times,
 }  # fmt: skip
