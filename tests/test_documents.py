@@ -27,6 +27,12 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
 
 
+def test_files_that_contributing_names_exist():
+    named = set(re.findall(r"`((?:\w+/)+[\w.]+\.\w+)`", (ROOT / "CONTRIBUTING.md").read_text()))
+    missing = {path for path in named if not ((ROOT / path).exists() or (ROOT / "kernels/mta_kernels" / path).exists())}
+    assert missing == {"mtabench/charts/kinds/NAME.py", "mtabench/implementations/NAME.py"}
+
+
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
 def test_a_decision_has_its_parts(page):
     title, blank, date, *_ = text = page.read_text().splitlines()
