@@ -288,10 +288,10 @@ def _decoded(
                 write_lengths(steps - step)
                 _put_into_place(state, replaced[0], _state(case, x, operation, options, step))
             else:
-                state.lengths[replaced[0]] = 0
+                state.lengths[replaced[0]].zero_()  # assigning a number copies from the host, which no graph can
         write_lengths(steps - 1 - step)
         if replaced is not None and step < replaced[1]:
-            lengths[replaced[0]] = step + 1
+            lengths[replaced[0]].fill_(step + 1)
         window = q[:, :, : q.shape[2] - (steps - 1 - step)]
         more = options | optional | _after(case.parts) | {"splits": case.splits, "state": state}
         mixers = _named(x, (*MIXERS, *AFTER))

@@ -82,7 +82,7 @@ def try_case(case: FuzzCase, operation: Operation = PUBLIC) -> Outcome:
     outcome = _tried_until_it_fits(case, operation)
     if outcome.wrong and all(wrong.marginal for wrong in outcome.wrong):
         again = (_tried_until_it_fits(replace(case, repeat=1 + i), operation) for i in range(REPEATS))
-        if not any(repeated.wrong for repeated in again):
+        if all(wrong.slight for repeated in again for wrong in repeated.wrong):
             return replace(outcome, wrong=[], marginal=True)
     return outcome
 
