@@ -2,8 +2,8 @@
 
     python3 scripts/fuzz_status.py
 
-The exit code is 1 where the newest row of a family in results/nvidia-h200/fuzz.csv is of other sources: a wheel is not
-built then. docs/fuzzing.md says how to fuzz a family.
+The exit code is 1 where the newest row of a family in results/nvidia-h200/fuzz.csv is of other sources, or has a
+failure: a wheel is not built then. docs/fuzzing.md says how to fuzz a family.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LINE = "{:<22} {:<10} {:<14} {:>8} {:>8} {:>8}"
 
 
 def main(totals: Path = TOTALS) -> int:
-    """Print a line a family, and a sentence on standard error for each that is not of the kernels as they are."""
+    """Print a line a family, and a sentence on standard error for each that may not be released."""
     with totals.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     print(LINE.format("family", "newest", "commit", "kernels", "cases", "failures"))
@@ -35,6 +35,10 @@ def main(totals: Path = TOTALS) -> int:
         is_current = newest is not None and newest["sources"] == sources
         date, sha = (newest["date"][:10], newest["git_sha"]) if newest else ("never", "")
         print(LINE.format(name, date, sha, "as now" if is_current else "others", cases, failures))
+        newest_run = [row for row in current if newest and row["date"] == newest["date"]]
+        if is_current and (failed := sum(int(row["failures"]) for row in newest_run)):
+            print(f"{name} failed in {failed} cases of its fuzz of {date}: mend it, and fuzz it again", file=sys.stderr)
+            stale = True
         if not is_current:
             op, _, pass_ = name.partition(" ")
             command = f"scripts/fuzz_kernels.py --op {op} --pass {pass_ or 'bwd'} --jobs 14 --out {_shown(totals)}"

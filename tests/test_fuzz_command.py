@@ -196,6 +196,12 @@ def test_a_release_needs_kernels_that_were_fuzzed_as_they_are(tmp_path, capsys) 
     totals.append_to(path, {"date": "2026-01-03T03:04:05Z", "git_sha": "abd"})
     assert fuzz_status.main(path) == 0
     assert capsys.readouterr().err == ""
+    for date, wrong, code in (("2026-01-04T03:04:05Z", ("norm: off",), 1), ("2026-01-05T03:04:05Z", (), 0)):
+        again = Totals()
+        again.add(Ended(0, "mta", "triton", "decode", wrong, False, 0.25))
+        again.append_to(path, {"date": date, "git_sha": "abe"})
+        assert fuzz_status.main(path) == code
+        assert ("mta decode failed in 1 cases of its fuzz of 2026-01-04" in capsys.readouterr().err) == bool(wrong)
     path.write_text(path.read_text().replace(source_hashes()["mta"], "other", 2))
     assert fuzz_status.main(path) == 1
     assert (
