@@ -123,7 +123,8 @@ def _mta_decode_values_kernel(
             for kv_head in tl.range(first_kv, last_kv):
                 v = _load_rows(v_ptr + _wide(kv_head) * stride_vh, rows, dim, inside, stride_vd, HEAD_DIM)
                 products = tl.dot(left, v, accumulator, input_precision=PRECISION)
-                accumulator = tl.where((head // GROUP == kv_head)[:, None], products, accumulator)
+                own = (head >= kv_head * GROUP) & (head < (kv_head + 1) * GROUP)
+                accumulator = tl.where(own[:, None], products, accumulator)
     if POST_MIX:
         accumulator = tl.where(_takes_part(mix, spoiled)[:, None], float("nan"), accumulator)
     place = (batch * programs + program).to(tl.int64) * HEADS + head
