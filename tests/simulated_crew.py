@@ -11,10 +11,11 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
+from unittest.mock import Mock
 
 import dask
 
-from mtabench.cluster.crew import Crew, Done, Ready
+from mtabench.cluster.crew import Crew, WorkerEvent
 from mtabench.cluster.facts import Facts
 from mtabench.cluster.groups import Group
 from mtabench.cluster.measurer import Outcome
@@ -34,25 +35,6 @@ TIMES = {
 }
 CELLS_A_GROUP = 10
 ROUNDS = ((1.25,) * 10,) * 5
-
-
-class Watcher:
-    """Counts rows."""
-
-    def __init__(self):
-        self.rows = 0
-
-    def working(self, place, text):
-        pass
-
-    def said(self, text):
-        raise AssertionError(text)
-
-    def ended(self, row):
-        self.rows += 1
-
-    def refresh(self):
-        pass
 
 
 def facts(number):
@@ -88,7 +70,7 @@ class Pretended:
         self._answers = deque()
 
     def send(self, worker, request):
-        self._answers.append(Done(worker, made_up(request)))
+        self._answers.append(WorkerEvent("done", worker, made_up(request)))
 
     def events(self, timeout_s):
         return [self._answers.popleft() for _ in range(min(50, len(self._answers)))]
@@ -105,12 +87,12 @@ def run(crew, workers, plan, path, clock=time.perf_counter):
     """Seconds a cell, by the clock."""
     groups = [Group(number, cases, float(number % 97)) for number, cases in enumerate(shapes(plan.cases))]
     with Writer(path) as writer:
-        watcher = Watcher()
+        watcher = Mock(**{"said.side_effect": AssertionError})
         began = clock()
         statuses = CrewSweep(crew, workers, None, plan, writer, Settings(), watcher).run(groups)
         seconds = clock() - began
     assert statuses == {"ok": len(plan.cases)}
-    assert watcher.rows == len(plan.cases)
+    assert watcher.ended.call_count == len(plan.cases)
     return seconds / len(plan.cases)
 
 
@@ -124,13 +106,8 @@ def on_dask(workers, cells, path):
     from distributed import Client, Scheduler, SpecCluster, Worker
 
     # What each worker does in a process of its own, a thousand cannot do in one: looking at themselves.
-    dask.config.set(
-        {
-            "distributed.worker.profile.enabled": False,
-            "distributed.admin.system-monitor.interval": "60s",
-            "distributed.admin.tick.interval": "10s",
-        }
-    )
+    intervals = {"distributed.admin.system-monitor.interval": "60s", "distributed.admin.tick.interval": "10s"}
+    dask.config.set(intervals | {"distributed.worker.profile.enabled": False})
     common = {"protocol": "inproc://", "dashboard": False}
     worker = {"nthreads": 1, "resources": {"GPU": 1}, "memory_limit": 0}
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
@@ -145,7 +122,7 @@ def on_dask(workers, cells, path):
         crew = Crew(client, "cuda", start, measure)
         there = {}
         while len(there) < workers:
-            there |= {event.worker: event.facts for event in crew.events(1.0) if isinstance(event, Ready)}
+            there |= {event.worker: event.value for event in crew.events(1.0) if event.kind == "ready"}
         seconds = run(crew, there, plan_of(cells), path)
         crew.stop()
     return seconds

@@ -10,9 +10,8 @@ import queue
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mtabench.cluster import worker as tasks
 from mtabench.cluster.facts import Facts
@@ -26,46 +25,16 @@ if TYPE_CHECKING:
 ANSWER_S = 30.0  # for a result that is ready, and for workers to end what they do
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A worker's measuring process has started."""
+class WorkerEvent(NamedTuple):
+    """What happened to a worker.
 
+    It is "ready", with its Facts, "doing" something, with a text, or "done" with its group, with the Outcome. One that
+    cannot start has "failed", with the reason. One that is "lost" takes along what it had.
+    """
+
+    kind: Literal["ready", "doing", "done", "failed", "lost"]
     worker: str
-    facts: Facts
-
-
-@dataclass(frozen=True, slots=True)
-class Useless:
-    """A worker cannot start a measuring process; why."""
-
-    worker: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """A worker is gone, with what it had."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Doing:
-    """What a worker works on."""
-
-    worker: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A worker is through with its group, or lost it."""
-
-    worker: str
-    outcome: Outcome
-
-
-Event = Ready | Useless | Left | Doing | Done
+    value: Any = None
 
 
 class Crew:
@@ -102,16 +71,16 @@ class Crew:
         """Give a worker that has nothing to do a group, as a pickled Request; raises ConnectionError as `events`."""
         self._submit(worker, self._measure, request, self.run_id, self._topic)
 
-    def events(self, timeout_s: float) -> list[Event]:
+    def events(self, timeout_s: float) -> list[WorkerEvent]:
         """What happened since the last call, in order; waits so long for something to happen.
 
         Raises ConnectionError if the scheduler is gone: then nobody can tell any more what the workers do.
         """
-        found: list[Event] = []
+        found: list[WorkerEvent] = []
         ended: dict[str, Future] = {}
         came: set[str] = set()
         for message in self._messages(timeout_s):
-            if isinstance(message, Doing):
+            if isinstance(message, WorkerEvent):
                 found.append(message)
                 continue
             what, worker, value = message  # the last is the future that ended
@@ -132,7 +101,7 @@ class Crew:
                 if future is not None:
                     future.cancel()
                 self._starting.discard(worker)
-                found.append(Left(worker))
+                found.append(WorkerEvent("lost", worker))
         self._check_connection()
         self._welcome(came)
         return found + self._results(ended)
@@ -189,7 +158,7 @@ class Crew:
         """Called by Dask's client in its own thread."""
         message = event[1]
         if "text" in message:
-            self._inbox.put(Doing(message["worker"], message["text"]))
+            self._inbox.put(WorkerEvent("doing", message["worker"], message["text"]))
         elif message.get("action") in ("add-worker", "remove-worker"):
             self._inbox.put((message["action"], message["worker"], None))
 
@@ -199,7 +168,7 @@ class Crew:
             while True:
                 yield self._inbox.get_nowait()
 
-    def _results(self, ended: dict[str, Future]) -> list[Event]:
+    def _results(self, ended: dict[str, Future]) -> list[WorkerEvent]:
         """Fetched together: each is a message from its worker."""
         if len(ended) > 1 and all(future.status == "finished" for future in ended.values()):
             call = partial(self._client.gather, list(ended.values()), asynchronous=True)
@@ -208,15 +177,17 @@ class Crew:
                 return [self._event(worker, value) for worker, value in zip(ended, values, strict=True)]
         return [self._result(worker, future) for worker, future in ended.items()]
 
-    def _result(self, worker: str, future: Future) -> Event:
+    def _result(self, worker: str, future: Future) -> WorkerEvent:
         try:
             return self._event(worker, future.result(timeout=ANSWER_S))
         except MtabenchError as error:
             reason = str(error)
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return Useless(worker, reason) if worker in self._starting else Done(worker, Outcome(lost=reason))
+        if worker in self._starting:
+            return WorkerEvent("failed", worker, reason)
+        return WorkerEvent("done", worker, Outcome(lost=reason))
 
-    def _event(self, worker: str, value: Facts | Outcome) -> Event:
+    def _event(self, worker: str, value: Facts | Outcome) -> WorkerEvent:
         self._starting.discard(worker)
-        return Ready(worker, value) if isinstance(value, Facts) else Done(worker, value)
+        return WorkerEvent("ready" if isinstance(value, Facts) else "done", worker, value)

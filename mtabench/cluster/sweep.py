@@ -7,12 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from mtabench.cluster.crew import Crew, Doing, Done, Event, Left, Ready, Useless
+from mtabench.cluster.crew import Crew, WorkerEvent
 from mtabench.cluster.facts import Facts, differences, fits
 from mtabench.cluster.groups import Group, Groups
 from mtabench.cluster.measurer import Outcome, Request
+from mtabench.cluster.watching import CrewWatcher
 from mtabench.errors import MtabenchError
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import FILE_NAME, read_ceilings
@@ -25,22 +25,6 @@ from mtabench.sweeps.sweep import facts_now, interruptible
 
 LOOK_AGAIN_S = 1.0
 NO_WORKER_S = 120.0  # for workers to come back, all being gone
-
-
-class CrewWatcher(Protocol):
-    """What shows a sweep by several workers to a person."""
-
-    def working(self, place: str, text: str) -> None:
-        """What a worker works on from now on; an empty text if it is gone."""
-
-    def said(self, text: str) -> None:
-        """Something that a person should know."""
-
-    def ended(self, row: Row) -> None:
-        """A cell's row is on disk."""
-
-    def refresh(self) -> None:
-        """What it was told came together; called once a second at least."""
 
 
 @dataclass(slots=True)
@@ -111,25 +95,25 @@ class CrewSweep:
             path=self.writer.path,
         )  # fmt: skip
 
-    def _handle(self, events: Sequence[Event], waiting: Groups) -> None:
+    def _handle(self, events: Sequence[WorkerEvent], waiting: Groups) -> None:
         """Rows that came together are written together: the disk is waited for once."""
         rows: list[Row] = []
         samples: list[Sequence[object]] = []
         for event in events:
             worker = self._workers.get(event.worker)
-            if isinstance(event, Ready):
-                self._join(event)
-            elif isinstance(event, Useless):
-                self.watcher.said(f"worker {event.worker} is left out: {event.reason}")
+            if event.kind == "ready":
+                self._join(event.worker, event.value)
+            elif event.kind == "failed":
+                self.watcher.said(f"worker {event.worker} is left out: {event.value}")
             elif worker is None:
                 continue
-            elif isinstance(event, Doing):
-                self.watcher.working(worker.facts.place, event.text)
-            elif isinstance(event, Done):
+            elif event.kind == "doing":
+                self.watcher.working(worker.facts.place, event.value)
+            elif event.kind == "done":
                 self._idle.add(event.worker)
-                rows += self._take(worker, event.outcome, waiting)
-                samples += event.outcome.samples
-            elif isinstance(event, Left):
+                rows += self._take(worker, event.value, waiting)
+                samples += event.value.samples
+            else:
                 del self._workers[event.worker]
                 self._idle.discard(event.worker)
                 self.watcher.working(worker.facts.place, "")
@@ -160,17 +144,17 @@ class CrewSweep:
         left = [case for case in group.cases if key_of(case) not in known]
         return outcome.rows + [cell_row(case, facts, "error", given_up) for case in left]
 
-    def _join(self, event: Ready) -> None:
+    def _join(self, address: str, facts: Facts) -> None:
         """A worker that came late, or again."""
-        reason = reason_against(event.facts, self._like.versions(), self._on)
-        if not reason and event.facts.device != self._like.device:
-            reason = f"it has {event.facts.device}, and this sweep runs on {self._like.device}"
-        if not reason and event.facts.gpu in {worker.facts.gpu for worker in self._workers.values()} - {""}:
-            reason = f"its GPU {event.facts.gpu} is another worker's"
+        reason = reason_against(facts, self._like.versions(), self._on)
+        if not reason and facts.device != self._like.device:
+            reason = f"it has {facts.device}, and this sweep runs on {self._like.device}"
+        if not reason and facts.gpu in {worker.facts.gpu for worker in self._workers.values()} - {""}:
+            reason = f"its GPU {facts.gpu} is another worker's"
         if reason:
-            self.watcher.said(f"worker {event.facts.place} is left out: {reason}")
+            self.watcher.said(f"worker {facts.place} is left out: {reason}")
         else:
-            self._add(event.worker, event.facts)
+            self._add(address, facts)
 
     def _check_anybody(self) -> None:
         now = time.monotonic()

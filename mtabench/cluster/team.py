@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from mtabench.cluster.crew import Crew
     from mtabench.cluster.facts import Facts
-    from mtabench.cluster.sweep import CrewWatcher
+    from mtabench.cluster.watching import CrewWatcher
     from mtabench.measuring.stopwatch import Stopwatch
     from mtabench.measuring.timing import Settings
     from mtabench.problem.case import Case
@@ -153,8 +153,6 @@ class Team:
 
     def _first(self) -> Mapping[str, Facts]:
         """Those that are there now, once they have started to measure; of a cluster, those that answer in time."""
-        from mtabench.cluster.crew import Left, Ready, Useless
-
         assert self._crew is not None
         found: dict[str, Facts] = {}
         began = time.monotonic()
@@ -163,11 +161,11 @@ class Team:
             if waited > START_S or (waited > COME_S and not self._local and not self._crew.workers):
                 break
             for event in self._crew.events(1.0):
-                if isinstance(event, Ready):
-                    found[event.worker] = event.facts
-                elif isinstance(event, Useless):
-                    raise UsageError(f"the worker {event.worker} cannot measure: {event.reason}")
-                elif isinstance(event, Left):
+                if event.kind == "ready":
+                    found[event.worker] = event.value
+                elif event.kind == "failed":
+                    raise UsageError(f"the worker {event.worker} cannot measure: {event.value}")
+                elif event.kind == "lost":
                     found.pop(event.worker, None)
         if found and len(found) >= len(self._local):
             return found

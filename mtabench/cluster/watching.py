@@ -79,9 +79,10 @@ class CrewLiveWatcher(LiveWatcher):
         return Group(*table, *lines, self._bar())
 
 
-def crew_watcher(
-    console: Console, total: int, before: list[Row], pace: Pace | None = None
-) -> CrewPlainWatcher | CrewLiveWatcher:  # fmt: skip
+CrewWatcher = CrewPlainWatcher | CrewLiveWatcher
+
+
+def crew_watcher(console: Console, total: int, before: list[Row], pace: Pace | None = None) -> CrewWatcher:
     """The watcher that suits where the output goes; `before` are rows that the file already has."""
     if console.is_terminal:
         return CrewLiveWatcher(console, total, before, pace)

@@ -30,13 +30,6 @@ def test_a_lost_group_goes_to_another_place_before_all_that_wait():
     assert groups.take("b", both) is lost
 
 
-def test_a_lost_group_goes_back_where_there_is_no_other_place():
-    groups = Groups(make(5))
-    lost = groups.take("a", lambda: {"a"})
-    groups.lost(lost, "a", "killed")
-    assert groups.take("a", lambda: {"a"}) is lost
-
-
 def test_a_group_that_died_everywhere_goes_anywhere():
     groups = Groups(make(5))
     lost = groups.take("a", both)
