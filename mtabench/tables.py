@@ -119,16 +119,19 @@ def print_columns(console: Console, columns: Sequence[Column], keep: int = 1, st
 
 
 def print_lines(console: Console, texts: Iterable[Text]) -> None:
-    """Print lines as they are."""
-    for text in texts:
-        console.print(text, soft_wrap=True, highlight=False)
+    """Print lines as they are, in which GitHub's runner finds no command."""
+    safe = [text if (shown := in_log(text.plain)) == text.plain else Text(shown, text.style) for text in texts]
+    if console.color_system is None and not console.quiet:  # many times as fast
+        console.file.write("".join(f"{text.plain}\n" for text in safe))
+    elif safe:
+        console.print(Text("\n").join(safe), soft_wrap=True, highlight=False)
 
 
 def print_prose(console: Console, text: str, mark: str = "", style: str = "") -> None:
     """Print a sentence so that no terminal breaks a word, and whole in a log. What a person copies is for `say`."""
     text = printable(text)
     found = wrapped(text, console.width, mark) if has_width(console) else [mark + text]
-    print_lines(console, (Text(in_log(line), style) for line in found))
+    print_lines(console, (Text(line, style) for line in found))
 
 
 def numbered(texts: Iterable[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from rich.text import Text
 from mtabench import tables
 from mtabench.console import make_console
 from mtabench.errors import UsageError
-from mtabench.escaping import in_log, printable
+from mtabench.escaping import printable
 from mtabench.json_output import print_json
 from mtabench.results.columns import values_of
 from mtabench.results.result_view import Column, View, make_view
@@ -48,13 +48,7 @@ def run(path: Path, where: Sequence[str], sort: str | None, as_json: bool) -> in
             notes.append(f"no rounds: {error}")
     console = make_console()
     title = f"{path}: {view.cells}" + (f"; {len(file.columns['seq'])} in the file" if conditions else "")
-    lines = _lines(title, rows, view, notes, console)
-    if console.color_system is None:  # many times as fast
-        print(in_log("\n".join(line.plain for line in lines)))
-        return 0
-    with console.capture() as drawn:
-        console.print(Text("\n").join(lines), soft_wrap=True, highlight=False)
-    print(in_log(drawn.get()), end="")
+    tables.print_lines(console, _lines(title, rows, view, notes, console))
     return 0
 
 

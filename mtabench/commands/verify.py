@@ -15,7 +15,7 @@ from mtabench.commands import WRONG_RESULT
 from mtabench.console import has_width, say, warnings_at_end
 from mtabench.environment import let_triton_interpret, resolve_device
 from mtabench.errors import NothingCheckedError, UsageError
-from mtabench.escaping import in_log, printable
+from mtabench.escaping import printable
 from mtabench.json_output import others_to_stderr, print_json
 from mtabench.problem import axes
 from mtabench.problem.operations import PLAIN
@@ -96,7 +96,7 @@ class _Lines:
             print_prose(self._console, result, NARROW_LINE.format(row.check, error, allowed), style)
         else:
             text = CHECK_LINE.format(row.implementation, row.check, row.shape, error, allowed, result)
-            print_lines(self._console, [Text(in_log(printable(text)), style)])
+            print_lines(self._console, [Text(printable(text), style)])
 
     def _fault(self, reason: str) -> str:
         """The reason, or its mark if it was said before."""

@@ -108,9 +108,10 @@ def _grouped(cells: Sequence[ComparedCell]) -> tuple[dict[str, str], list[Compar
     return sentences, [cell for cell in cells if id(cell) not in told]
 
 
-def _verdict(cell: ComparedCell, marks: Mapping[str, str]) -> Text:
+def _verdict(cell: ComparedCell, marks: Mapping[str, str]) -> str | Text:
     text = f"{cell.verdict} {marks[cell.reason]}" if cell.reason in marks else cell.outcome
-    return Text(text, style=STYLES.get(cell.verdict, ""))
+    style = STYLES.get(cell.verdict)
+    return Text(text, style) if style else text
 
 
 def markdown(comparison: Comparison) -> str:

@@ -5,8 +5,10 @@ A cluster is what was measured apart from the others: a process where a run has 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,11 +113,7 @@ def location(rounds: Rounds) -> float:
     (Rosenberger and Gasko, in Hoaglin, Mosteller and Tukey, Understanding Robust and Exploratory Data Analysis, 1983).
     Raises ValueError without a sample.
     """
-    ranked = np.sort(_logs(rounds))
-    if not ranked.size:
-        raise ValueError("an estimate needs a sample")
-    cut = int(CUT * ranked.size)
-    return float(ranked[cut : ranked.size - cut].mean())  # scipy's trim_mean does that in fifty times the time
+    return float(_middle_mean(_logs(rounds)))
 
 
 def by_rounds(cells: Sequence[Processes]) -> Estimates:
@@ -127,11 +125,15 @@ def by_rounds(cells: Sequence[Processes]) -> Estimates:
     chapter 6), times R / (R - 1) for the R rounds that the mean is taken from.
     """
     values, variances, counts = (np.full(len(cells), np.inf) for _ in range(3))
+    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)  # cells with as many samples in each round
     for i, processes in enumerate(cells):
-        rounds = [one for process in processes for one in process]
-        values[i], counts[i] = location(rounds), len(rounds)
-        if len(rounds) > 1:
-            variances[i] = (_influences(rounds) ** 2).sum() * len(rounds) ** 2 / (len(rounds) - 1)
+        alike[tuple(len(one) for rounds in processes for one in rounds)].append(i)
+    for lengths, places in alike.items():
+        logs = np.array([_logs(chain(*cells[i])) for i in places])
+        values[places], counts[places] = _middle_mean(logs), len(lengths)
+        if len(lengths) > 1:
+            squares = (_influences(logs, lengths) ** 2).sum(axis=-1)
+            variances[places] = squares * len(lengths) ** 2 / (len(lengths) - 1)
     return Estimates(values, counts, variances, counts - 1)
 
 
@@ -210,18 +212,27 @@ def holm(p_values: Floats) -> Floats:
     return adjusted
 
 
-def _logs(rounds: Rounds) -> Floats:
-    return np.log(np.concatenate([np.empty(0), *(np.asarray(one, dtype=float) for one in rounds)]))
+def _logs(rounds: Iterable[Sequence[float]]) -> Floats:
+    return np.log(np.fromiter(chain(*rounds), dtype=float))
 
 
-def _influences(rounds: Rounds) -> Floats:
-    """What each round adds to the trimmed mean of the logarithms: `[rounds]`."""
-    samples = _logs(rounds)
-    ranked, cut = np.sort(samples), int(CUT * samples.size)
-    winsorized = np.clip(samples, ranked[cut], ranked[samples.size - cut - 1])
-    ends = np.cumsum([len(one) for one in rounds])
-    sums = np.diff(np.concatenate([[0.0], np.cumsum(winsorized - winsorized.mean())[ends - 1]]))
-    return sums / (samples.size - 2 * cut)
+def _middle_mean(logs: Floats) -> Floats:
+    """The mean of the middle half of the samples: `[...]` of `[..., samples]`; raises ValueError without a sample."""
+    count = logs.shape[-1]
+    if not count:
+        raise ValueError("an estimate needs a sample")
+    cut = int(CUT * count)
+    # scipy's trim_mean does that in fifty times the time
+    return np.asarray(np.sort(logs)[..., cut : count - cut].mean(axis=-1))
+
+
+def _influences(logs: Floats, lengths: Sequence[int]) -> Floats:
+    """What each round of so many samples adds to the mean of the middle half: `[cells, rounds]`."""
+    count = logs.shape[-1]
+    ranked, cut = np.sort(logs), int(CUT * count)
+    winsorized = np.clip(logs, ranked[:, [cut]], ranked[:, [count - cut - 1]])
+    sums = np.cumsum(winsorized - winsorized.mean(axis=-1, keepdims=True), axis=-1)[:, np.cumsum(lengths) - 1]
+    return np.diff(sums, prepend=0.0) / (count - 2 * cut)
 
 
 def _means(clusters: Sequence[Floats]) -> Estimates:

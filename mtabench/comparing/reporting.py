@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mtabench.comparing import comparison_reports as reports
@@ -55,7 +56,7 @@ def refusal_reported(asked: ComparisonOptions) -> Iterator[None]:
     except NotComparableError as error:
         for name, path in asked.outputs.items():
             write_text(path, REFUSALS[name](str(error)))
-        _tell_github([reports.github_refusal(str(error))], reports.refusal_markdown(str(error)))
+        _tell_github([reports.github_refusal(str(error))], partial(reports.refusal_markdown, str(error)))
         raise
 
 
@@ -69,23 +70,21 @@ def report(found: Comparison, asked: ComparisonOptions) -> int:
         print(in_log(reports.markdown(found)))
     else:
         console = make_console()
-        with console.capture() as cells:
-            reports.print_cells(console, found)
-        print(in_log(cells.get()), end="")
+        reports.print_cells(console, found)
         for text in reports.conclusions(found):
             print_prose(console, text)
-    _tell_github(reports.github_annotations(found), reports.step_summary(found))
+    _tell_github(reports.github_annotations(found), partial(reports.step_summary, found))
     return found.exit_code
 
 
-def _tell_github(annotations: Iterable[str], summary: str) -> None:
+def _tell_github(annotations: Iterable[str], summary: Callable[[], str]) -> None:
     """Print annotations and add to the step summary, where GitHub Actions runs this."""
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return
     for text in annotations:
         print(text)
     if os.environ.get("GITHUB_STEP_SUMMARY"):
-        append_text(Path(os.environ["GITHUB_STEP_SUMMARY"]), summary)
+        append_text(Path(os.environ["GITHUB_STEP_SUMMARY"]), summary())
 
 
 def check_outputs(asked: ComparisonOptions, results: Sequence[Path]) -> None:

@@ -170,19 +170,16 @@ def frame(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
     """Checked texts by column as the frame that `read_results` gives."""
     import pandas as pd
 
-    texts = [name for name in COLUMNS if name not in (*NUMERIC_COLUMNS, "causal")]
-    numbers = [[float(text or "nan") for text in columns[name]] for name in NUMERIC_COLUMNS]
-    # Two blocks, put together: one column after the other takes pandas several times as long.
-    table = pd.concat(
-        [
-            pd.DataFrame(list(zip(*numbers, strict=True)), columns=list(NUMERIC_COLUMNS), dtype=float),
-            pd.DataFrame(
-                list(zip(*(columns[name] for name in texts), strict=True)), columns=texts, dtype=object
-            ).assign(causal=[text == "true" for text in columns["causal"]]),
-        ],
-        axis="columns",
-    )
-    return table[list(COLUMNS)]
+    kinds: dict[str, type] = dict.fromkeys(NUMERIC_COLUMNS, float) | {"causal": bool}
+    return pd.DataFrame(records(columns), columns=list(COLUMNS), dtype=object).astype(kinds)
+
+
+def records(columns: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """Checked texts by column as rows of numbers, NaN where empty, of `causal` as a bool, and of texts."""
+    values: dict[str, Sequence[Any]] = {name: columns[name] for name in COLUMNS}
+    values |= {name: [float(text or "nan") for text in columns[name]] for name in NUMERIC_COLUMNS}
+    values["causal"] = [text == "true" for text in columns["causal"]]
+    return [dict(zip(COLUMNS, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
 def _check_version(path: Path, versions: Sequence[str], first: int) -> None:

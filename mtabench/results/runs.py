@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import groupby
-from operator import itemgetter
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mtabench.errors import UsageError
 from mtabench.escaping import quoted
@@ -19,7 +19,19 @@ from mtabench.prose import plural
 from mtabench.results import fields
 from mtabench.results.cell_names import name_of
 from mtabench.results.csv_reading import read_csv
-from mtabench.results.results_file import SAMPLE_COLUMNS, cell_of, find_samples, frame, key_of_row, read_file
+from mtabench.results.results_file import (
+    KEY_COLUMNS,
+    SAMPLE_COLUMNS,
+    cell_of,
+    find_samples,
+    key_of_row,
+    read_file,
+    records,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
 
 # A line takes about 80 bytes: room for 1000 cells with 200 rounds of 10 samples each.
 MOST_BYTES, MOST_SAMPLES = 160 << 20, 2_000_000
@@ -31,11 +43,15 @@ Rounds = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A row, what a person calls it, and its samples in ms by process and round; none unless its status is ok."""
+    """A row, and its samples in ms by process and round; none unless its status is ok."""
 
-    name: str
     row: Mapping[str, Any]
     processes: tuple[Rounds, ...]
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return name_of(self.row)
 
     @property
     def rounds(self) -> Rounds:
@@ -76,22 +92,22 @@ def read_run(path: Path, samples_needed: bool = True) -> Run:
     if file.torn:
         raise UsageError(f"{path} ends in the middle of a row; measure its last cells again with --resume")
     rows: dict[str, Mapping[str, Any]] = {}
-    for text, record in zip(file.rows(), frame(file.columns).to_dict("records"), strict=True):
-        key = cell_of(key_of_row(text))
-        if key in rows and rows[key]["device"] != text["device"]:
+    keys = zip(*(file.columns[name] for name in KEY_COLUMNS), strict=True)
+    for key, row in zip(map(cell_of, keys), records(file.columns), strict=True):
+        if key in rows and rows[key]["device"] != row["device"]:
             raise UsageError(
                 f"{path} has the cell {name_of(rows[key])} of several devices; take one of them: "
                 f"mtabench results select {path} --where 'device={rows[key]['device'].replace(',', '*')}' --out ONE.csv"
             )
         if key in rows:
             raise UsageError(f"{path} has the cell {name_of(rows[key])} twice; a results file has one row a cell")
-        rows[key] = {str(name): value for name, value in record.items()}
+        rows[key] = row
     wanted = samples_needed or find_samples(path).exists()
     samples = read_samples(path) if wanted and any(row["status"] == "ok" for row in rows.values()) else {}
     cells = {}
     for key, row in rows.items():
         ids = process_ids(row["run_id"]) if wanted and row["status"] == "ok" else []
-        cells[key] = Cell(name_of(row), row, tuple(find_rounds(samples, run_id, key) for run_id in ids))
+        cells[key] = Cell(row, tuple(find_rounds(samples, run_id, key) for run_id in ids))
         if row["status"] == "ok":
             _check_times(path, key, row)
         if ids:
@@ -141,22 +157,30 @@ def without_samples(results: Path, rows: Sequence[Mapping[str, str]]) -> list[Ma
 
 def read_samples(results: Path) -> dict[tuple[str, str], Rounds]:
     """Samples in ms, by round, of each run and cell of a results file; raises UsageError."""
-    found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for records, rounds, milliseconds in _samples_by_cell(results):
-        by_round = found[records[0][0], records[0][1]]
-        for number, sample in zip(rounds, milliseconds, strict=True):
-            by_round[number].append(sample)
-    return {key: tuple(tuple(by_round[i]) for i in sorted(by_round)) for key, by_round in found.items()}
+    table, numbers, milliseconds = _sample_table(results)
+    runs, cells = (table[name].cat for name in ("run_id", "cell"))
+    places = np.stack([numbers, cells.codes, runs.codes])
+    order = np.lexsort(places)
+    places, samples = places[:, order], milliseconds[order].tolist()
+    starts = np.flatnonzero(np.diff(places, prepend=-1).any(axis=0))
+    names = zip(runs.categories[places[2, starts]], cells.categories[places[1, starts]], strict=True)
+    found: dict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
+    for name, (start, end) in zip(names, pairwise([*starts.tolist(), len(samples)]), strict=True):
+        found[name].append(tuple(samples[start:end]))
+    return {name: tuple(rounds) for name, rounds in found.items()}
 
 
-def sample_records(results: Path) -> Iterator[list[str]]:
-    """The lines of the samples file beside a results file: checked texts under SAMPLE_COLUMNS; raises UsageError."""
-    for records, _, _ in _samples_by_cell(results):
-        yield from records
+def samples_named(results: Path, names: Collection[tuple[str, str]]) -> pd.DataFrame:
+    """The lines of the samples file beside a results file that are of these runs and cells: checked texts by column.
+
+    Raises UsageError.
+    """
+    table, _, _ = _sample_table(results)
+    return table[[name in names for name in zip(table["run_id"], table["cell"], strict=True)]]
 
 
-def _samples_by_cell(results: Path) -> Iterator[tuple[list[list[str]], list[int], list[float]]]:
-    """The same lines by cell, with their rounds and samples in ms, checked together: there may be two million."""
+def _sample_table(results: Path) -> tuple[pd.DataFrame, NDArray[np.int64], NDArray[np.float64]]:
+    """All lines of a samples file as checked texts, with their rounds and samples in ms: there may be two million."""
     path = find_samples(results)
     if not path.exists():
         raise UsageError(
@@ -165,23 +189,21 @@ def _samples_by_cell(results: Path) -> Iterator[tuple[list[list[str]], list[int]
     file = read_csv(path, MOST_BYTES, MOST_SAMPLES)
     if tuple(file.header) != SAMPLE_COLUMNS:
         raise UsageError(f"{path} is not a samples file of mtabench; expected the columns {', '.join(SAMPLE_COLUMNS)}")
-    number_of = cache(lambda text: int(fields.count(text)))  # of the same few texts in every cell
-    first = 2
-    for _, lines in groupby(file.records, key=itemgetter(0, 1)):
-        records = list(lines)
-        try:
-            rounds = [number_of(record[2]) for record in records]
-            milliseconds = fields.positives([record[4] for record in records])
-        except ValueError:
-            number, record = next(one for one in enumerate(records, start=first) if not _is_sample(one[1]))
-            raise UsageError(f"line {number} of {path} is not a sample: {quoted(','.join(record))}") from None
-        yield records, rounds, milliseconds
-        first += len(records)
-
-
-def _is_sample(record: Sequence[str]) -> bool:
+    table = file.frame().astype(dict.fromkeys(SAMPLE_COLUMNS[:-1], "category"))  # of the same few texts
+    rounds = table["round"].cat
     try:
-        return bool(fields.count(record[2]) and fields.positive(record[4]))
+        numbers = np.array([int(fields.count(text)) for text in rounds.categories], dtype=np.int64)
+        milliseconds = np.array(fields.positives(table["ms"].tolist()))
+    except ValueError:
+        lines = enumerate(table.itertuples(index=False), start=file.first)
+        number, line = next(one for one in lines if not _is_sample(one[1]))
+        raise UsageError(f"line {number} of {path} is not a sample: {quoted(','.join(line))}") from None
+    return table, numbers[rounds.codes], milliseconds
+
+
+def _is_sample(line: Sequence[str]) -> bool:
+    try:
+        return bool(fields.count(line[2]) and fields.positive(line[4]))
     except ValueError:
         return False
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from written_runs import case, rounds, write_run
 
 from mtabench.console import significant
 from mtabench.results.results_file import read_file, samples_path
+from mtabench.results.runs import read_run
 from mtabench.results.sparklines import drift, sparkline
 
 ROOT = Path(__file__).parents[2]
@@ -257,6 +259,14 @@ def test_work_grows_as_the_rows_do(mtabench, tmp_path, words):
     _, one, two, four = found
     assert two - one > 0
     assert four - two < 2.5 * (two - one)
+
+
+def test_a_sample_takes_few_calls(tmp_path):
+    """40,000 cells have 800,000 samples: what is done for each of them alone takes the time."""
+    few_file, many_file = (write_run(tmp_path / f"{n}.csv", {case(64): rounds(1.0, count=n)}) for n in (10, 110))
+    read_run(few_file)  # imports what it needs
+    few, many = (calls(partial(read_run, file)) for file in (few_file, many_file))
+    assert 0 < many - few < 2.5 * 1000
 
 
 def test_numbers_keep_their_digits():
