@@ -70,7 +70,7 @@ class Ended:
     broken: str = ""
 
 
-class Measurer:
+class MeasuringProcess:
     """The measuring process of one sweep, from the outside; `start` it before anything else."""
 
     def __init__(self, run_id: str, device: str) -> None:

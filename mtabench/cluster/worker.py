@@ -9,9 +9,9 @@ from __future__ import annotations
 from distributed import get_worker
 
 from mtabench.cluster.facts import Facts
-from mtabench.cluster.measurer import Measurer, Outcome
+from mtabench.cluster.measurer import MeasuringProcess, Outcome
 
-_measurer: Measurer | None = None
+_measurer: MeasuringProcess | None = None
 
 
 def start(run_id: str, device: str) -> Facts:
@@ -19,7 +19,7 @@ def start(run_id: str, device: str) -> Facts:
     global _measurer
     if _measurer is not None:
         _measurer.stop()
-    _measurer = Measurer(run_id, device)
+    _measurer = MeasuringProcess(run_id, device)
     return _measurer.start()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mtabench.comparing.compare import parse_threshold
 from mtabench.console import make_console, say
-from mtabench.dashboard.data import Json, Settings, dashboard_data
+from mtabench.dashboard.data import DashboardSettings, Json, dashboard_data
 from mtabench.dashboard.feed import headline
 from mtabench.dashboard.files import Archive, Progress, read_archive
 from mtabench.dashboard.findings import find
@@ -41,7 +41,9 @@ def run(results: Path, out: Path, repo_url: str | None, title: str | None, thres
     with _progress(console, "looking for changes") as progress:
         findings = find(archive.runs, archive.histories, share, days, progress)
     made = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    data = dashboard_data(archive, findings, Settings(title or "Performance history", share, days, address, made))
+    data = dashboard_data(
+        archive, findings, DashboardSettings(title or "Performance history", share, days, address, made)
+    )
     write_site(out, site_files(data))
     for text in (*_read_lines(archive), *_slowdowns(data)):
         say(console, text)

@@ -16,7 +16,7 @@ from mtabench.escaping import in_latex, in_log, in_markdown, in_spreadsheet, mar
 from mtabench.exports import flashinfer_trace, pytorch_benchmark
 from mtabench.results.columns import TABLE, values_of
 from mtabench.results.outputs import check_outputs, write_text
-from mtabench.results.result_view import Column, View, make_view
+from mtabench.results.result_view import View, ViewColumn, make_view
 from mtabench.results.results_file import COLUMNS, frame, read_file, samples_paths, say_if_torn
 from mtabench.results.row_filter import parse_where, select, sort_key
 
@@ -140,7 +140,7 @@ def spreadsheet(rows: Rows) -> bytes:
     return text.getvalue().encode("utf-8-sig")
 
 
-def _shown(rows: Rows, format_: str) -> tuple[View, list[Column]]:
+def _shown(rows: Rows, format_: str) -> tuple[View, list[ViewColumn]]:
     view = make_view(rows)
     return view, [column for column in view.columns if column.rank <= HIGHEST_RANK[format_]]
 

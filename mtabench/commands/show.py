@@ -16,7 +16,7 @@ from mtabench.errors import UsageError
 from mtabench.escaping import printable
 from mtabench.json_output import print_json
 from mtabench.results.columns import values_of
-from mtabench.results.result_view import Column, View, make_view
+from mtabench.results.result_view import View, ViewColumn, make_view
 from mtabench.results.results_file import cell_of, find_samples, key_of_row, read_file
 from mtabench.results.row_filter import parse_where, select, sort_key
 from mtabench.results.runs import Rounds, find_rounds, process_ids, read_samples
@@ -59,7 +59,7 @@ def _with_rounds(rows: Sequence[Row], view: View, samples: Mapping[tuple[str, st
         return view
     scale = f"{100 * found.scale:.2g}"
     legend = f"their medians in the order measured, from -{scale} % to +{scale} % of the cell's median"
-    column = Column("rounds", found.texts, rank=3, right=False, legend=legend)
+    column = ViewColumn("rounds", found.texts, rank=3, right=False, legend=legend)
     place = len(view.columns) - (view.columns[-1].name == "status")
     return replace(view, columns=(*view.columns[:place], column, *view.columns[place:]))
 
@@ -111,7 +111,7 @@ def _lines(title: str, rows: Sequence[Row], view: View, notes: Sequence[str], co
         yield from _wrapped(fit(printable(note)), "", width)
 
 
-def _as_column(column: Column, fit: Callable[[str], str]) -> tables.Column:
+def _as_column(column: ViewColumn, fit: Callable[[str], str]) -> tables.Column:
     """The column as a table takes it, with the status in its colour."""
     texts: list[str | Text] = [fit(text) for text in column.texts]
     if column.name == "status":

@@ -36,7 +36,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DashboardSettings:
     """What a dashboard is made with; `repo_url` is empty without a repository, `made_utc` when it was made."""
 
     title: str
@@ -46,7 +46,7 @@ class Settings:
     made_utc: str
 
 
-def dashboard_data(archive: Archive, findings: Findings, settings: Settings) -> Json:
+def dashboard_data(archive: Archive, findings: Findings, settings: DashboardSettings) -> Json:
     """The data of a dashboard."""
     environments = list(dict.fromkeys((run.device, *run.versions) for run in archive.runs))
     timelines: dict[tuple[int, ...], int] = {}

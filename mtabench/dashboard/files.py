@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtabench.dashboard.histories import Collector, History, Run, TooMuchError
+from mtabench.dashboard.histories import Collector, History, HistoryRun, TooMuchError
 from mtabench.errors import UsageError
 from mtabench.results.results_file import read_file
 
@@ -29,7 +29,7 @@ class Archive:
     `broken` has the path below the folder and the reason of each file that could not be read.
     """
 
-    runs: Sequence[Run]
+    runs: Sequence[HistoryRun]
     histories: Sequence[History]
     files: int
     rows: int

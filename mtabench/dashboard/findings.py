@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 
 from mtabench.dashboard.changes import Change, find_changes
-from mtabench.dashboard.histories import VERSIONS, History, Run
+from mtabench.dashboard.histories import VERSIONS, History, HistoryRun
 from mtabench.dashboard.yardstick import Yardsticks
 
 UNSUPPORTED = "unsupported"
@@ -76,7 +76,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailingCell:
     """A cell whose last run failed: since which run, and the last that had a time, if there was one."""
 
     cell: int
@@ -101,7 +101,7 @@ class Findings:
 
     changes: Sequence[Sequence[Found]]
     events: Sequence[Event]
-    failures: Sequence[Failure]
+    failures: Sequence[FailingCell]
     news: Sequence[str]
     states: Sequence[str]
     compared: int
@@ -115,7 +115,7 @@ class Findings:
 
 
 def find(
-    runs: Sequence[Run],
+    runs: Sequence[HistoryRun],
     histories: Sequence[History],
     threshold: float,
     days: int,
@@ -143,7 +143,7 @@ def find(
     return Findings(changes, events, failures, news, states, sum(len(history.timed) > 1 for history in histories))
 
 
-def _recent(runs: Sequence[Run], span: timedelta) -> list[bool]:
+def _recent(runs: Sequence[HistoryRun], span: timedelta) -> list[bool]:
     """Whether each run is among the last of its device."""
     now = datetime.now(UTC)
     times = [datetime.fromisoformat(run.started_utc) for run in runs]
@@ -151,7 +151,9 @@ def _recent(runs: Sequence[Run], span: timedelta) -> list[bool]:
     return [newest.get(run.device, time) - time <= span for run, time in zip(runs, times, strict=True)]
 
 
-def _changes(runs: Sequence[Run], cell: int, history: History, yardsticks: Yardsticks, threshold: float) -> list[Found]:
+def _changes(
+    runs: Sequence[HistoryRun], cell: int, history: History, yardsticks: Yardsticks, threshold: float
+) -> list[Found]:
     timed = history.timed
     changes = find_changes(history.median_ms[timed], history.ci95_low_ms[timed], history.ci95_high_ms[timed], threshold)
     found = []
@@ -172,7 +174,7 @@ def _lasting(change: Change, now_ms: float, threshold: float) -> bool:
 
 
 def _events(
-    runs: Sequence[Run], histories: Sequence[History], found: Sequence[Found], recent: Sequence[bool]
+    runs: Sequence[HistoryRun], histories: Sequence[History], found: Sequence[Found], recent: Sequence[bool]
 ) -> list[Event]:
     """Changes together that one cause may explain."""
     groups: dict[tuple[object, ...], list[Found]] = {}
@@ -198,7 +200,7 @@ def _urgency(event: Event) -> tuple[object, ...]:
     return not event.slower, event.unexplained, not news, gradual, -event.bad, -len(event.found)
 
 
-def _notes(runs: Sequence[Run], group: Sequence[Found]) -> list[str]:
+def _notes(runs: Sequence[HistoryRun], group: Sequence[Found]) -> list[str]:
     """What beside the commit differs between the runs before and after a change: it may be the cause."""
     pairs = {(one.good, one.bad) for one in group}
     notes = []
@@ -214,16 +216,16 @@ def _notes(runs: Sequence[Run], group: Sequence[Found]) -> list[str]:
     return notes
 
 
-def _failure(cell: int, history: History) -> Failure | None:
+def _failure(cell: int, history: History) -> FailingCell | None:
     """The failure with which a history ends; what was never supported is none."""
     status, reason = history.outcomes[-1]
     timed = history.timed
     if status == "ok" or (status == UNSUPPORTED and not len(timed)):
         return None
     if not len(timed):
-        return Failure(cell, int(history.runs[0]), None, status, reason)
+        return FailingCell(cell, int(history.runs[0]), None, status, reason)
     last = timed[-1]
-    return Failure(cell, int(history.runs[last + 1]), int(history.runs[last]), status, reason)
+    return FailingCell(cell, int(history.runs[last + 1]), int(history.runs[last]), status, reason)
 
 
 def _news(recent: Sequence[Found], threshold: float) -> str:

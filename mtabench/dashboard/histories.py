@@ -29,7 +29,7 @@ MOST_CELLS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class HistoryRun:
     """One run of a sweep: when it started, of which revision (empty if unknown), with which versions."""
 
     run_id: str
@@ -108,7 +108,7 @@ class Collector:
                 "give a folder with fewer"
             )
 
-    def histories(self) -> tuple[list[Run], list[History]]:
+    def histories(self) -> tuple[list[HistoryRun], list[History]]:
         """All runs in the order in which they started, and all histories in the order of the files."""
         order = sorted(range(len(self._started)), key=self._started.__getitem__)
         rank = np.argsort(order)
@@ -117,9 +117,9 @@ class Collector:
         return runs, [_history(cell, points, rank) for cell, points in self._cells.items()]
 
 
-def _run(key: tuple[str, ...], started: str) -> Run:
+def _run(key: tuple[str, ...], started: str) -> HistoryRun:
     run_id, sha, dirty, device, *versions = key
-    return Run(run_id, started, sha, dirty, device, tuple(versions))
+    return HistoryRun(run_id, started, sha, dirty, device, tuple(versions))
 
 
 def _history(key: tuple[str, ...], points: Mapping[int, _Point], rank: NDArray[np.intp]) -> History:

@@ -17,7 +17,7 @@ DETAILS = ("op", *AXES, *(column.name for column in sorted(TABLE, key=detail_pla
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ReportColumn:
     """A column: the name of its value in a row, its header, and how it is shown: `factor` times the value."""
 
     name: str
@@ -31,18 +31,18 @@ class Column:
 LABELS = {column.name: column.heading for column in TABLE if column.heading and column.role == "cell"}
 LABELS["post_conv"] = "post conv"
 KINDS = dict.fromkeys(("pass", "device", "dtype", *STEPS, "causal", "splits"), "text")
-IMPLEMENTATION = Column("impl", "implementation", kind="text")
+IMPLEMENTATION = ReportColumn("impl", "implementation", kind="text")
 REPORTED = {one.reported.name or one.name: one.reported for one in TABLE if one.reported}
-MEASURED = tuple(Column(name, one.label, one.unit, digits=one.digits) for name, one in REPORTED.items())
-STATUS = Column("status", "status", kind="text")
+MEASURED = tuple(ReportColumn(name, one.label, one.unit, digits=one.digits) for name, one in REPORTED.items())
+STATUS = ReportColumn("status", "status", kind="text")
 SPREAD = (
-    Column("median_ms", "median", "ms"),
-    Column("low_ms", "lowest", "ms"),
-    Column("high_ms", "highest", "ms"),
-    Column("spread_percent", "p10 to p90", "%", digits=2),
-    Column("drift_percent", "between rounds", "%", digits=2),
-    Column("rounds", "rounds"),
-    Column("samples", "samples"),
+    ReportColumn("median_ms", "median", "ms"),
+    ReportColumn("low_ms", "lowest", "ms"),
+    ReportColumn("high_ms", "highest", "ms"),
+    ReportColumn("spread_percent", "p10 to p90", "%", digits=2),
+    ReportColumn("drift_percent", "between rounds", "%", digits=2),
+    ReportColumn("rounds", "rounds"),
+    ReportColumn("samples", "samples"),
 )
 
 # What tells where and with what a file was measured, and what its cells have in common.
@@ -52,7 +52,7 @@ ENVIRONMENT = (
 MOST_VALUES = 20  # of a fact about the environment
 
 
-def cell_columns(report: Report) -> list[Column]:
+def cell_columns(report: Report) -> list[ReportColumn]:
     """The columns of the table of cells, rates in the unit that suits them; what has no value at all is left out."""
     shown, (unit, factor) = [measured(row) for row in report.rows], report.rate
     known = [
@@ -63,16 +63,19 @@ def cell_columns(report: Report) -> list[Column]:
     return [*_key_columns(report), *known, STATUS]
 
 
-def spread_columns(report: Report) -> list[Column]:
+def spread_columns(report: Report) -> list[ReportColumn]:
     """The columns of the table of spreads."""
     return [*_key_columns(report), *SPREAD]
 
 
-def _key_columns(report: Report) -> list[Column]:
+def _key_columns(report: Report) -> list[ReportColumn]:
     """The columns that say which cell a row is: those in which rows differ, and always the sequence length."""
     varying = report.varying(AXES)
     axes = [axis for axis in AXES if axis in varying or axis == "seq"]
-    return [IMPLEMENTATION, *(Column(axis, LABELS.get(axis, axis), kind=KINDS.get(axis, "number")) for axis in axes)]
+    return [
+        IMPLEMENTATION,
+        *(ReportColumn(axis, LABELS.get(axis, axis), kind=KINDS.get(axis, "number")) for axis in axes),
+    ]
 
 
 def measured(row: Row) -> Row:

@@ -9,7 +9,7 @@ from mtabench.console import significant
 from mtabench.escaping import in_markdown, markdown_table
 from mtabench.measuring.settled import UNSETTLED
 from mtabench.prose import plural
-from mtabench.report.columns import Column, cell_columns, environment, measured, spread_columns
+from mtabench.report.columns import ReportColumn, cell_columns, environment, measured, spread_columns
 from mtabench.report.data import Report, Row, Spread, is_plain, is_timed
 from mtabench.report.figures import figures
 from mtabench.report.page import facts, failures, title
@@ -155,11 +155,11 @@ def _folded(head: str, lines: Iterable[str]) -> list[str]:
     return ["<details>", f"<summary>{head}</summary>", "", *lines, "</details>", ""]
 
 
-def _header(column: Column) -> str:
+def _header(column: ReportColumn) -> str:
     return f"{column.label} {column.unit}".strip()
 
 
-def _field(row: Row, column: Column) -> str:
+def _field(row: Row, column: ReportColumn) -> str:
     value = row[column.name]
     if value is None or value == "":
         return ""
@@ -171,5 +171,5 @@ def _field(row: Row, column: Column) -> str:
     return f"{int(text):,}" if text.isdigit() else text
 
 
-def _right(columns: Iterable[Column]) -> list[bool]:
+def _right(columns: Iterable[ReportColumn]) -> list[bool]:
     return [column.kind != "text" for column in columns]

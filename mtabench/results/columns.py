@@ -21,7 +21,7 @@ from mtabench.results.fields import COUNT, FLAG, NUMBER, TEXT, TIME_MS, Field
 from mtabench.results.shown import Reported, Shown, number
 
 if TYPE_CHECKING:
-    from mtabench.results.facts import Cell, Timed
+    from mtabench.results.facts import CellFacts, TimingFacts
 
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "unsupported", "wrong", "oom", "error", "timeout", "invalid")
@@ -30,7 +30,7 @@ Merged = Literal["summary", "per time", "sum", "geometric mean", "largest", "med
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ResultColumn:
     """A column of results files. Its `name` says its unit; `sentence` is its meaning in docs/results.md.
 
     `role`: a "cell" column is part of what identifies a cell, filled by `Case.columns`. A "measured"
@@ -52,8 +52,8 @@ class Column:
     unit: str = ""
     role: Literal["", "cell", "measured", "environment"] = ""
     since: int = 0
-    value: Callable[[Cell], object] | None = None
-    timed: Callable[[Timed], object] | None = None
+    value: Callable[[CellFacts], object] | None = None
+    timed: Callable[[TimingFacts], object] | None = None
     merged: Merged | None = None
     heading: str = ""
     shown: Shown | None = None
@@ -61,29 +61,29 @@ class Column:
     detail: int | None = None
 
 
-def _cell(name: str, sentence: str, field: Field = TEXT, heading: str = "", since: int = 0) -> Column:
+def _cell(name: str, sentence: str, field: Field = TEXT, heading: str = "", since: int = 0) -> ResultColumn:
     """A column of what identifies a cell."""
-    return Column(name, sentence, field, role="cell", heading=heading, since=since)
+    return ResultColumn(name, sentence, field, role="cell", heading=heading, since=since)
 
 
-def _environment(name: str, sentence: str, field: Field = TEXT, heading: str = "") -> Column:
+def _environment(name: str, sentence: str, field: Field = TEXT, heading: str = "") -> ResultColumn:
     """A column of where and with what a cell was measured."""
-    return Column(name, sentence, field, role="environment", heading=heading)
+    return ResultColumn(name, sentence, field, role="environment", heading=heading)
 
 
 def _measured(
-    name: str, sentence: str, field: Field, unit: str, timed: Callable[[Timed], object] | None, **more: Any
-) -> Column:
+    name: str, sentence: str, field: Field, unit: str, timed: Callable[[TimingFacts], object] | None, **more: Any
+) -> ResultColumn:
     """A column of what came out of measuring a cell; `timed` is None where the row gets it later."""
-    return Column(name, sentence, field, unit, role="measured", timed=timed, **more)
+    return ResultColumn(name, sentence, field, unit, role="measured", timed=timed, **more)
 
 
-def _summary(name: str, sentence: str, **more: Any) -> Column:
+def _summary(name: str, sentence: str, **more: Any) -> ResultColumn:
     """A time in milliseconds that sums up all samples."""
     return _measured(name, sentence, TIME_MS, "ms", attrgetter(f"summary.{name}"), merged="summary", **more)
 
 
-def _splits_used(cell: Cell) -> object:
+def _splits_used(cell: CellFacts) -> object:
     """The number that was given; of `auto` what the plan of the call on this GPU says."""
     if cell.status not in ("ok", "invalid", "wrong"):
         return None
@@ -94,7 +94,7 @@ def _splits_used(cell: Cell) -> object:
     return splits_of(cell.case)
 
 
-def _attention_share(of: Timed) -> float | None:
+def _attention_share(of: TimingFacts) -> float | None:
     """None also where the part took longer than the whole: the device was not as busy for both."""
     attention_ms = of.measurement.attention_ms
     return None if attention_ms is None or attention_ms > of.summary.median_ms else attention_ms / of.summary.median_ms
@@ -104,10 +104,10 @@ _SIZE = Field(fields.count, numeric=True, parquet="Int64")
 # A text in a frame: empty tells cells apart, NaN not.
 _LATER_SIZE = Field(fields.optional(fields.count), parquet="Int64")
 
-TABLE: tuple[Column, ...] = (
-    Column("schema_version", "version of this table", COUNT, value=lambda cell: SCHEMA_VERSION, detail=0),
-    Column("run_id", "one id a sweep", value=attrgetter("facts.run_id"), merged="joined", detail=3),
-    Column(
+TABLE: tuple[ResultColumn, ...] = (
+    ResultColumn("schema_version", "version of this table", COUNT, value=lambda cell: SCHEMA_VERSION, detail=0),
+    ResultColumn("run_id", "one id a sweep", value=attrgetter("facts.run_id"), merged="joined", detail=3),
+    ResultColumn(
         "started_utc", "start of the sweep in UTC; in files of `mtabench history` the time of the commit",
         Field(fields.time_utc, parquet="time"), value=attrgetter("facts.started_utc"), merged="least", detail=3,
     ),
@@ -149,15 +149,15 @@ TABLE: tuple[Column, ...] = (
         "page_size", "of decode, keys of a page; empty where the cache is contiguous",
         Field(fields.optional(fields.one_of(*map(str, PAGE_SIZES))), parquet="Int64"), heading="page size", since=8,
     ),
-    Column(
+    ResultColumn(
         "splits_used", "splits that a decode kernel took; where `splits` is `auto`, what it chose",
         Field(fields.optional(fields.count), parquet="Int64"), value=_splits_used, detail=1,
     ),
-    Column(
+    ResultColumn(
         "status", "`ok`, `unsupported`, `wrong`, `oom`, `error`, `timeout` or `invalid`",
         Field(fields.one_of(*STATUSES)), value=attrgetter("status"), detail=0,
     ),
-    Column("reason", "why, in words", value=attrgetter("reason"), detail=0),
+    ResultColumn("reason", "why, in words", value=attrgetter("reason"), detail=0),
     _measured("rounds", "rounds of samples", COUNT, "", attrgetter("summary.rounds"), merged="sum"),
     _measured("samples", "samples in all rounds", COUNT, "", attrgetter("summary.samples"), merged="sum"),
     _summary(
@@ -275,18 +275,20 @@ TABLE: tuple[Column, ...] = (
         lambda of: of.ceilings.read_gbytes_s if of.ceilings and only_reads(of.case) else None, since=4, detail=0,
     ),
     _environment("device", "the GPU or the CPU"),
-    Column(
+    ResultColumn(
         "worker", "of a sweep [on several workers](cluster.md), the host and the GPU or the cores", since=2,
         value=lambda cell: cell.facts.environment.get("worker"),
         shown=Shown("worker", "", 9, lambda row: shown.cut(row["worker"]), right=False), detail=0,
     ),
-    Column("ranks", "of a sweep with `--ranks`, the GPUs that share a sequence", COUNT, since=2, detail=0),
-    Column(
+    ResultColumn("ranks", "of a sweep with `--ranks`, the GPUs that share a sequence", COUNT, since=2, detail=0),
+    ResultColumn(
         "efficiency", "of such a sweep, the time of one GPU over theirs times their number", NUMBER, since=2,
         shown=Shown("efficiency", "%", 2, number("efficiency", factor=100), place=3), detail=0,
     ),
-    Column("link_gbytes_s", "measured rate from rank to rank", NUMBER, "GB/s", since=2, detail=0),
-    Column("communication_ms", "time of what a rank sends in a call, at that rate", NUMBER, "ms", since=2, detail=0),
+    ResultColumn("link_gbytes_s", "measured rate from rank to rank", NUMBER, "GB/s", since=2, detail=0),
+    ResultColumn(
+        "communication_ms", "time of what a rank sends in a call, at that rate", NUMBER, "ms", since=2, detail=0
+    ),
     _environment("driver", "version of the GPU's driver"),
     _environment("cuda", "version of CUDA", heading="CUDA"),
     _environment("torch", "version of PyTorch"),
@@ -296,7 +298,9 @@ TABLE: tuple[Column, ...] = (
     _environment(
         "git_dirty", "whether the code had changes, but for what mtabench writes, that the revision lacks", FLAG
     ),
-    Column("repro", "a command line that measures this one cell, in the same way", value=attrgetter("repro"), detail=0),
+    ResultColumn(
+        "repro", "a command line that measures this one cell, in the same way", value=attrgetter("repro"), detail=0
+    ),
 )  # fmt: skip
 
 
@@ -316,7 +320,7 @@ AXES = tuple(
 )
 
 
-def detail_place(column: Column) -> int:
+def detail_place(column: ResultColumn) -> int:
     """Its place in the report's details of a cell, 0 for none."""
     if column.detail is not None:
         return column.detail

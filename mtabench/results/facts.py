@@ -30,7 +30,7 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class CellFacts:
     """What is known of every cell when its row is made."""
 
     case: Case
@@ -46,7 +46,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimingFacts:
     """What is known of a cell with a time; `ceilings` is None where they were not measured."""
 
     case: Case

@@ -27,7 +27,7 @@ WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ViewColumn:
     """One column: texts by row. Rank 0 stays in the narrowest table; the highest rank is left out first.
 
     `problem` if it is part of what was measured and not of what came out; `legend` says what is not clear by itself.
@@ -54,7 +54,7 @@ class View:
     cells: str
     setting: tuple[str, ...]
     device: tuple[str, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[ViewColumn, ...]
     reasons: tuple[str, ...]
 
 
@@ -81,7 +81,7 @@ def make_view(rows: Sequence[Row]) -> View:
     )
 
 
-def _measured(rows: Sequence[Row]) -> list[Column]:
+def _measured(rows: Sequence[Row]) -> list[ViewColumn]:
     """What columns show of what came out, in the order of their places."""
     decode = all(row["pass"] in CACHED_PASSES for row in rows)
     found = []
@@ -94,11 +94,11 @@ def _measured(rows: Sequence[Row]) -> list[Column]:
     return found
 
 
-def _column(rows: Sequence[Row], name: str, text: Callable[[Row], str], **more: Any) -> Column:
-    return Column(name, tuple(map(text, rows)), **more)
+def _column(rows: Sequence[Row], name: str, text: Callable[[Row], str], **more: Any) -> ViewColumn:
+    return ViewColumn(name, tuple(map(text, rows)), **more)
 
 
-def _problem_column(rows: Sequence[Row], name: str) -> Column:
+def _problem_column(rows: Sequence[Row], name: str) -> ViewColumn:
     right = name in ("layers", "batch", "heads", "kv_heads", "head_dim", "splits", *STEPS)
     rank = 2 if name in DEVICE[1:] else 0
     return _column(rows, NAMES.get(name, name), lambda row: _shown(row, name), rank=rank, right=right, problem=True)
@@ -182,7 +182,7 @@ def _counted(rows: Sequence[Row]) -> str:
     return f"{cells}: {', '.join(f'{counts[status]} {status}' for status in STATUSES if counts[status])}"
 
 
-def _status(rows: Sequence[Row]) -> tuple[Column, list[str]]:
+def _status(rows: Sequence[Row]) -> tuple[ViewColumn, list[str]]:
     """The column of what became of each cell, with numbers that stand for reasons, and the reasons."""
     reasons = {reason: i for i, reason in enumerate(dict.fromkeys(r["reason"] for r in rows if r["reason"]), start=1)}
 

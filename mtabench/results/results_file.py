@@ -170,7 +170,7 @@ def frame(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
     """Checked texts by column as the frame that `read_results` gives."""
     import pandas as pd
 
-    kinds: dict[str, type] = dict.fromkeys(NUMERIC_COLUMNS, float) | {"causal": bool}
+    kinds: dict[str, Any] = dict.fromkeys(NUMERIC_COLUMNS, float) | {"causal": bool}
     return pd.DataFrame(records(columns), columns=list(COLUMNS), dtype=object).astype(kinds)
 
 

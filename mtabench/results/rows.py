@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mtabench.measuring.statistics import summarize
 from mtabench.problem.case import Case
 from mtabench.results.columns import TABLE
-from mtabench.results.facts import Cell, RunFacts, Timed
+from mtabench.results.facts import CellFacts, RunFacts, TimingFacts
 from mtabench.results.results_file import KEY_COLUMNS, cell_of, key_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 def cell_row(case: Case, facts: RunFacts, status: str, reason: str = "", rel_error: float | None = None) -> Row:
     """The row of a cell without a time."""
-    cell = Cell(case, facts, status, reason, rel_error)
+    cell = CellFacts(case, facts, status, reason, rel_error)
     return {
         **facts.environment,
         **dict(zip(KEY_COLUMNS, key_of(case), strict=True)),
@@ -38,7 +38,7 @@ def timed_row(
     case: Case, facts: RunFacts, measurement: Measurement, rel_error: float | None, ceilings: Ceilings | None
 ) -> Row:
     """The row of a cell that was verified and timed; its speedup is not known yet."""
-    timed = Timed(case, measurement, summarize(measurement.rounds), ceilings)
+    timed = TimingFacts(case, measurement, summarize(measurement.rounds), ceilings)
     reason = _invalid(timed)
     row = cell_row(case, facts, "invalid" if reason else "ok", reason, rel_error)
     return row | {column.name: column.timed(timed) for column in TABLE if column.timed}
@@ -61,7 +61,7 @@ def sample_lines(case: Case, facts: RunFacts, rounds: Iterable[Iterable[float]])
             yield facts.run_id, cell, number, sample, milliseconds
 
 
-def _invalid(timed: Timed) -> str:
+def _invalid(timed: TimingFacts) -> str:
     """Why the time is not to be believed, or an empty text."""
     if timed.measurement.throttled:
         return "measured while the GPU was throttled"

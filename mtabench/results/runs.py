@@ -93,15 +93,15 @@ def read_run(path: Path, samples_needed: bool = True) -> Run:
         raise UsageError(f"{path} ends in the middle of a row; measure its last cells again with --resume")
     rows: dict[str, Mapping[str, Any]] = {}
     keys = zip(*(file.columns[name] for name in KEY_COLUMNS), strict=True)
-    for key, row in zip(map(cell_of, keys), records(file.columns), strict=True):
-        if key in rows and rows[key]["device"] != row["device"]:
+    for key, record in zip(map(cell_of, keys), records(file.columns), strict=True):
+        if key in rows and rows[key]["device"] != record["device"]:
             raise UsageError(
                 f"{path} has the cell {name_of(rows[key])} of several devices; take one of them: "
                 f"mtabench results select {path} --where 'device={rows[key]['device'].replace(',', '*')}' --out ONE.csv"
             )
         if key in rows:
             raise UsageError(f"{path} has the cell {name_of(rows[key])} twice; a results file has one row a cell")
-        rows[key] = row
+        rows[key] = record
     wanted = samples_needed or find_samples(path).exists()
     samples = read_samples(path) if wanted and any(row["status"] == "ok" for row in rows.values()) else {}
     cells = {}

@@ -13,7 +13,7 @@ from page_faults import looks, page_faults
 from simulated_histories import a_year, columns, row, sha, steady, stepped, write, write_histories
 
 from mtabench.commands import dashboard
-from mtabench.dashboard.data import Settings, dashboard_data
+from mtabench.dashboard.data import DashboardSettings, dashboard_data
 from mtabench.dashboard.files import Archive
 from mtabench.dashboard.findings import find
 from mtabench.dashboard.histories import Collector
@@ -406,7 +406,7 @@ def test_a_large_history_opens_quickly(page, tmp_path):
     """From navigation to the drawn chart; the best of five counts, for the machine may be busy."""
     archive = large_archive()
     findings = find(archive.runs, archive.histories, 0.02, 30)
-    settings = Settings("Performance history", 0.02, 30, REPOSITORY, "2026-08-01T00:00:00Z")
+    settings = DashboardSettings("Performance history", 0.02, 30, REPOSITORY, "2026-08-01T00:00:00Z")
     write_site(tmp_path, site_files(dashboard_data(archive, findings, settings)))
     index = tmp_path / "index.html"
     assert index.stat().st_size < 6e6

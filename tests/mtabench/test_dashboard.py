@@ -80,14 +80,8 @@ def test_data_hold_everything_for_other_tools(site):
     assert (runs["git_sha"][event["good"]], runs["git_sha"][event["bad"]]) == (sha(30), sha(31))
     assert {data["changes"][number]["evidence"] for number in event["changes"]} == {"step"}
     assert data["counts"] == {
-        "slower": 15,
-        "maybe_slower": 0,
-        "faster": 1,
-        "maybe_faster": 0,
-        "unexplained": 0,
-        "broken": 1,
-        "compared": 28,
-    }
+        "slower": 15, "maybe_slower": 0, "faster": 1, "maybe_faster": 0, "unexplained": 0, "broken": 1, "compared": 28,
+    }  # fmt: skip
     assert [(one["status"], one["broken"]) for one in data["failures"]] == [("error", True), ("oom", False)]
 
 

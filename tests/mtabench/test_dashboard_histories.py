@@ -152,14 +152,8 @@ def test_changes_of_the_same_commits_are_one_event_and_slowdowns_come_first():
     assert first.change == pytest.approx(0.1)
     assert (runs[first.good].git_sha, runs[first.bad].git_sha) == (sha(0), sha(1))
     assert findings.counts == {
-        "slower": 0,
-        "maybe_slower": 2,
-        "faster": 0,
-        "maybe_faster": 1,
-        "unexplained": 0,
-        "broken": 0,
-        "compared": 3,
-    }
+        "slower": 0, "maybe_slower": 2, "faster": 0, "maybe_faster": 1, "unexplained": 0, "broken": 0, "compared": 3,
+    }  # fmt: skip
     assert findings.states == ["maybe slower", "maybe slower", "maybe faster"]
 
 

@@ -10,7 +10,7 @@ from written_runs import case, rounds, write_run
 
 from mtabench.cli import main
 from mtabench.report import page as report_page
-from mtabench.report.columns import Column
+from mtabench.report.columns import ReportColumn
 from mtabench.report.data import read_report
 from mtabench.report.figures import figures
 from mtabench.report.markdown import _field, markdown
@@ -55,7 +55,7 @@ def test_page_and_markdown_are_written_beside_the_file(run, tmp_path):
 
 @pytest.mark.parametrize(("value", "shown"), [(4077.2, "4,077"), (4190, "4,190"), (407.72, "408"), (4.0772, "4.08")])
 def test_numbers_have_the_same_marks_whatever_their_digits(value, shown):
-    assert _field({"gbytes_s": value}, Column("gbytes_s", "GB/s", digits=3)) == shown
+    assert _field({"gbytes_s": value}, ReportColumn("gbytes_s", "GB/s", digits=3)) == shown
 
 
 def test_a_name_of_another_kind_is_said_with_what_is_written(run, tmp_path):
