@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -74,7 +73,10 @@ def ratios(base: Run, head: Run) -> Ratios:
         )
     pairs = [(key, base.cells[key], head.cells[key]) for key in both]
     sampled = [pair for pair in pairs if pair[1].processes and pair[2].processes]
-    found = {key: Ratio(key, one, other, *_of_medians(one, other)) for key, one, other in pairs}
+    found = {}
+    for key, one, other in pairs:
+        base_ms, head_ms = (float(side.row["median_ms"]) for side in (one, other))
+        found[key] = Ratio(key, one, other, base_ms, head_ms, head_ms / base_ms)
     if sampled:
         compared = compare_samples([one.processes for _, one, _ in sampled], [two.processes for _, _, two in sampled])
         of_logs = compared.ratios
@@ -138,11 +140,6 @@ def _means_text(found: Ratios) -> Iterator[str]:
         yield f"{impl}: {_ratio(mean)}, the geometric mean of {plural(count, 'cell')}"
 
 
-def _of_medians(base: Cell, head: Cell) -> tuple[float, float, float]:
-    times = float(base.row["median_ms"]), float(head.row["median_ms"])
-    return *times, times[1] / times[0]
-
-
 def _notes(base: Run, head: Run, found: Sequence[Ratio]) -> Iterator[str]:
     """What is missing, what differs besides the device, and which cells have no ratio."""
     lacking = [run.path for run in (base, head) if not any(cell.processes for cell in run.cells.values())]
@@ -154,13 +151,13 @@ def _notes(base: Run, head: Run, found: Sequence[Ratio]) -> Iterator[str]:
     if marked := unsettled_of([side.row for sides in _sides(found) for side in sides]):
         yield f"{UNSETTLED} {marked}"
     for column in DIFFERING:
-        there, here = ({_shown(side.row[column]) for side in sides} for sides in zip(*_sides(found), strict=True))
+        there, here = ({side.row[column] or "(none)" for side in sides} for sides in zip(*_sides(found), strict=True))
         if there != here:
             yield f"{column} differs, {', '.join(sorted(there))} and {', '.join(sorted(here))}: ratios depend on it"
     if base.values("device") == head.values("device"):
         yield "both are of the same device: without --across-devices, compare says what changed"
     for run, other, name in ((base, head, "base"), (head, base, "head")):
-        timed = [key for key, cell in run.cells.items() if cell.ok and not _is_ok(other, key)]
+        timed = [key for key, cell in run.cells.items() if cell.ok and not (key in other.cells and other.cells[key].ok)]
         if timed:
             failed = [other.cells[key].outcome for key in timed if key in other.cells]
             why = f"; {len(failed)} of them failed there, such as {failed[0]}" if failed else ""
@@ -171,15 +168,7 @@ def _sides(found: Sequence[Ratio]) -> list[tuple[Cell, Cell]]:
     return [(cell.base, cell.head) for cell in found]
 
 
-def _is_ok(run: Run, key: str) -> bool:
-    return key in run.cells and run.cells[key].ok
-
-
 def _device(run: Run) -> str:
     words = [", ".join(sorted(run.values("device")))]
     words += [f"{name} {'/'.join(sorted(found))}" for name in ("torch", "triton") if (found := run.values(name) - {""})]
     return f"{', '.join(words)} ({run.path})"
-
-
-def _shown(value: Any) -> str:
-    return str(value) if value else "(none)"

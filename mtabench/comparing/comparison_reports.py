@@ -114,8 +114,13 @@ def _verdict(cell: ComparedCell, marks: Mapping[str, str]) -> str | Text:
     return Text(text, style) if style else text
 
 
-def markdown(comparison: Comparison) -> str:
-    """The outcome, the other conclusions and a table; cells that stayed the same are folded away."""
+def markdown(comparison: Comparison | str) -> str:
+    """The outcome, the other conclusions and a table; cells that stayed the same are folded away.
+
+    Of two runs that cannot be compared, the sentence that says why.
+    """
+    if isinstance(comparison, str):
+        return "\n".join(_markdown_title(comparison))
     *others, last = conclusions(comparison)
     lines = [*_markdown_title(last), *(f"- {in_markdown(text)}" for text in others)] + [""] * bool(others)
     groups, cells = _grouped(comparison.cells)
@@ -128,15 +133,29 @@ def markdown(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def junit(comparison: Comparison) -> str:
+def junit(comparison: Comparison | str) -> str:
     """JUnit's XML: a test case a cell, which fails if it fails a build; what was not compared is skipped.
 
     The conclusions are the suite's output. If nothing was compared, a test case of its own says so as an error.
     """
-    cases = [_junit_case(comparison, cell) for cell in comparison.cells]
-    if comparison.nothing_compared:
-        cases.append(_junit_error(outcome(comparison)))
-    return _junit(cases, conclusions(comparison))
+    if isinstance(comparison, str):
+        cases, said = [], [comparison]
+    else:
+        cases, said = [_junit_case(comparison, cell) for cell in comparison.cells], list(conclusions(comparison))
+    if isinstance(comparison, str) or comparison.nothing_compared:
+        case = ElementTree.Element("testcase", {"classname": "mtabench", "name": "comparison"})
+        ElementTree.SubElement(case, "error", {"type": "nothing compared", "message": said[-1]})
+        cases.append(case)
+    counted = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    totals = {"tests": f"{len(cases)}"} | {
+        name: f"{sum(case.find(kind) is not None for case in cases)}" for name, kind in counted.items()
+    }
+    root = ElementTree.Element("testsuites", totals)
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "mtabench compare", **totals})
+    suite.extend(cases)
+    ElementTree.SubElement(suite, "system-out").text = "\n".join(said)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def _junit_case(comparison: Comparison, cell: ComparedCell) -> ElementTree.Element:
@@ -154,44 +173,13 @@ def _junit_case(comparison: Comparison, cell: ComparedCell) -> ElementTree.Eleme
     return case
 
 
-def _junit_error(text: str) -> ElementTree.Element:
-    case = ElementTree.Element("testcase", {"classname": "mtabench", "name": "comparison"})
-    ElementTree.SubElement(case, "error", {"type": "nothing compared", "message": text})
-    return case
-
-
-def _junit(cases: Sequence[ElementTree.Element], said: Iterable[str]) -> str:
-    counted = {"failures": "failure", "errors": "error", "skipped": "skipped"}
-    totals = {"tests": f"{len(cases)}"} | {
-        name: f"{sum(case.find(kind) is not None for case in cases)}" for name, kind in counted.items()
-    }
-    root = ElementTree.Element("testsuites", totals)
-    suite = ElementTree.SubElement(root, "testsuite", {"name": "mtabench compare", **totals})
-    suite.extend(cases)
-    ElementTree.SubElement(suite, "system-out").text = "\n".join(said)
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def refusal_markdown(text: str) -> str:
-    """Markdown that says why two runs cannot be compared."""
-    return "\n".join(_markdown_title(text))
-
-
-def refusal_junit(text: str) -> str:
-    """JUnit's XML with an error that says why two runs cannot be compared."""
-    return _junit([_junit_error(text)], [text])
-
-
-def github_refusal(text: str) -> str:
-    """An error of GitHub's workflow commands that says why two runs cannot be compared."""
-    return f"::error title={_escaped('mtabench: nothing compared', ':,')}::{_escaped(text)}"
-
-
-def github_annotations(comparison: Comparison) -> Iterator[str]:
+def github_annotations(comparison: Comparison | str) -> Iterator[str]:
     """GitHub's workflow commands: an error for what fails the build, a warning for each other cell in doubt."""
-    if comparison.nothing_compared:
-        yield github_refusal(outcome(comparison))
+    if isinstance(comparison, str) or comparison.nothing_compared:
+        why = comparison if isinstance(comparison, str) else outcome(comparison)
+        yield f"::error title={_escaped('mtabench: nothing compared', ':,')}::{_escaped(why)}"
+    if isinstance(comparison, str):
+        return
     failing = [cell for cell in comparison.cells if comparison.fails(cell)]
     doubted = [cell for cell in comparison.cells if cell.verdict in IN_DOUBT and not comparison.fails(cell)]
     for kind, told in (("error", failing), ("warning", doubted)):
@@ -201,7 +189,7 @@ def github_annotations(comparison: Comparison) -> Iterator[str]:
             yield f"::{kind} title=mtabench::{len(told) - MOST_ANNOTATIONS + 1} more are in the step summary"
 
 
-def step_summary(comparison: Comparison) -> str:
+def step_summary(comparison: Comparison | str) -> str:
     """The Markdown, cut to what GitHub takes."""
     whole = markdown(comparison)
     if len(whole.encode()) <= MOST_SUMMARY_BYTES:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from mtabench.comparing import comparison_reports as reports
@@ -23,9 +22,8 @@ from mtabench.results.results_file import samples_paths
 from mtabench.tables import print_prose
 
 FORMATS = ("table", "markdown", "json")
-REPORTS: Mapping[str, Callable[[Comparison], str]] = {"markdown": reports.markdown, "junit": reports.junit}
-# What CI reads where two runs cannot be compared, so that it shows more than a report that is missing.
-REFUSALS: Mapping[str, Callable[[str], str]] = {"markdown": reports.refusal_markdown, "junit": reports.refusal_junit}
+# Where two runs cannot be compared they say why, so that CI shows more than a report that is missing.
+REPORTS: Mapping[str, Callable[[Comparison | str], str]] = {"markdown": reports.markdown, "junit": reports.junit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +52,14 @@ def refusal_reported(asked: ComparisonOptions) -> Iterator[None]:
     try:
         yield
     except NotComparableError as error:
-        for name, path in asked.outputs.items():
-            write_text(path, REFUSALS[name](str(error)))
-        _tell_github([reports.github_refusal(str(error))], partial(reports.refusal_markdown, str(error)))
+        _write_reports(str(error), asked)
+        _tell_github(str(error))
         raise
 
 
 def report(found: Comparison, asked: ComparisonOptions) -> int:
     """Write and print a comparison as asked, for GitHub too where it runs this; the exit code."""
-    for name, path in asked.outputs.items():
-        write_text(path, REPORTS[name](found))
+    _write_reports(found, asked)
     if asked.format == "json":
         print_json("compare", comparison_data(found))
     elif asked.format == "markdown":
@@ -73,18 +69,23 @@ def report(found: Comparison, asked: ComparisonOptions) -> int:
         reports.print_cells(console, found)
         for text in reports.conclusions(found):
             print_prose(console, text)
-    _tell_github(reports.github_annotations(found), partial(reports.step_summary, found))
+    _tell_github(found)
     return found.exit_code
 
 
-def _tell_github(annotations: Iterable[str], summary: Callable[[], str]) -> None:
+def _write_reports(found: Comparison | str, asked: ComparisonOptions) -> None:
+    for name, path in asked.outputs.items():
+        write_text(path, REPORTS[name](found))
+
+
+def _tell_github(found: Comparison | str) -> None:
     """Print annotations and add to the step summary, where GitHub Actions runs this."""
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return
-    for text in annotations:
+    for text in reports.github_annotations(found):
         print(text)
     if os.environ.get("GITHUB_STEP_SUMMARY"):
-        append_text(Path(os.environ["GITHUB_STEP_SUMMARY"]), summary())
+        append_text(Path(os.environ["GITHUB_STEP_SUMMARY"]), reports.step_summary(found))
 
 
 def check_outputs(asked: ComparisonOptions, results: Sequence[Path]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
+from html import escape
 
 from mtabench.palette import BADGE
 
@@ -12,6 +12,14 @@ COLOURS = {  # by shields.io's names
     "red": BADGE["bad"], "yellow": BADGE["warn"], "brightgreen": BADGE["good"], "lightgrey": BADGE["quiet"],
 }  # fmt: skip
 CHARACTER, MARGIN, HEIGHT = 6.6, 6, 20  # pixels; of DejaVu Sans at 11, a little more than usual
+SVG = f"""\
+<svg xmlns="http://www.w3.org/2000/svg" width="{{width}}" height="{HEIGHT}" role="img" aria-label="{{name}}">\
+<title>{{name}}</title><clipPath id="round"><rect width="{{width}}" height="{HEIGHT}" rx="3" /></clipPath>\
+<g clip-path="url(#round)">{{rects}}</g>\
+<g fill="{BADGE["text"]}" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" \
+text-anchor="middle">{{texts}}</g>\
+</svg>
+"""
 
 
 def badge(counts: Mapping[str, int]) -> dict[str, object]:
@@ -24,20 +32,13 @@ def badge_svg(counts: Mapping[str, int]) -> str:
     """The same as a small picture."""
     message, colour = _message(counts)
     left, right = (round(len(text) * CHARACTER + 2 * MARGIN) for text in (LABEL, message))
-    attributes = {"width": f"{left + right}", "height": f"{HEIGHT}", "role": "img", "aria-label": f"{LABEL}: {message}"}
-    root = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **attributes})
-    ElementTree.SubElement(root, "title").text = f"{LABEL}: {message}"
-    clip = ElementTree.SubElement(root, "clipPath", {"id": "round"})
-    ElementTree.SubElement(clip, "rect", {"width": f"{left + right}", "height": f"{HEIGHT}", "rx": "3"})
-    parts = ElementTree.SubElement(root, "g", {"clip-path": "url(#round)"})
-    for x, width, fill in ((0, left, BADGE["label"]), (left, right, COLOURS[colour])):
-        ElementTree.SubElement(parts, "rect", {"x": f"{x}", "width": f"{width}", "height": f"{HEIGHT}", "fill": fill})
-    style = {"font-family": "Verdana,DejaVu Sans,sans-serif", "font-size": "11", "text-anchor": "middle"}
-    texts = ElementTree.SubElement(root, "g", {"fill": BADGE["text"], **style})
-    for middle, width, text in ((left / 2, left, LABEL), (left + right / 2, right, message)):
-        place = {"x": f"{middle:g}", "y": "14", "textLength": f"{width - 2 * MARGIN}"}
-        ElementTree.SubElement(texts, "text", place).text = text
-    return ElementTree.tostring(root, encoding="unicode") + "\n"
+    parts = ((0, left, BADGE["label"], LABEL), (left, right, COLOURS[colour], message))
+    rects = "".join(f'<rect x="{x}" width="{width}" height="{HEIGHT}" fill="{fill}" />' for x, width, fill, _ in parts)
+    texts = "".join(
+        f'<text x="{x + width / 2:g}" y="14" textLength="{width - 2 * MARGIN}">{escape(text)}</text>'
+        for x, width, _, text in parts
+    )
+    return SVG.format(width=left + right, name=escape(f"{LABEL}: {message}"), rects=rects, texts=texts)
 
 
 def _message(counts: Mapping[str, int]) -> tuple[str, str]:

@@ -72,33 +72,6 @@ def splits(text: str) -> str:
         raise ValueError(f"auto, or {error}") from None
 
 
-def mix(text: str) -> str:
-    """Mixings of heads, as `--mix` takes them."""
-    try:
-        group_sizes(text)
-    except UsageError:
-        raise ValueError("heads, a number of heads a group, none, or two of these such as heads+4") from None
-    return text.lower()
-
-
-def norm(text: str) -> str:
-    """A norm of each head's output, as `--norm` takes it."""
-    try:
-        norm_of(text)
-    except UsageError:
-        raise ValueError(NORMS.removeprefix("expected ")) from None
-    return text.lower()
-
-
-def gate(text: str) -> str:
-    """A gate of each head's output, as `--gate` takes it."""
-    try:
-        gate_of(text)
-    except UsageError:
-        raise ValueError("one, full or none") from None
-    return text.lower()
-
-
 def time_utc(text: str) -> str:
     """A time in UTC."""
     try:
@@ -131,6 +104,24 @@ def one_of(*words: str) -> Check:
 def optional(check: Check) -> Check:
     """The same check, which lets an empty field pass: unknown."""
     return lambda text: check(text) if text else ""
+
+
+def typed(parse: Callable[[str], object], expected: str) -> Check:
+    """The check for what an option takes that is parsed so."""
+
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except UsageError:
+            raise ValueError(expected) from None
+        return text.lower()
+
+    return check
+
+
+mix = typed(group_sizes, "heads, a number of heads a group, none, or two of these such as heads+4")
+norm = typed(norm_of, NORMS.removeprefix("expected "))
+gate = typed(gate_of, "one, full or none")
 
 
 class Field(NamedTuple):

@@ -44,13 +44,16 @@ def merge(pairs: Sequence[tuple[Path, Path]], base: Path, head: Path) -> list[st
     a side has failed. Pairs in which a cell was `invalid` on either side are left out of it, which the sentences
     returned say, and if that leaves fewer than two the cell is `invalid`.
     """
-    sides = [[_read(path) for path in paths] for paths in zip(*pairs, strict=True)]
+    sides = [
+        [_Process(path, {key_of_row(row): row for row in read_file(path).rows()}, read_run(path)) for path in paths]
+        for paths in zip(*pairs, strict=True)
+    ]
     keys = dict.fromkeys(key for side in sides for process in side for key in process.rows)
     merged: list[dict[Key, Row]] = [{}, {}]
     notes = []
     for key in keys:
         measured = [two for two in zip(*sides, strict=True) if any(key in process.rows for process in two)]
-        kept = [two for two in measured if "invalid" not in [_status(process, key) for process in two]]
+        kept = [two for two in measured if not any(_is(process, key, "invalid") for process in two)]
         for number, rows in enumerate(merged):
             row = _merged_row([two[number] for two in measured], [two[number] for two in kept], key)
             if row is not None:
@@ -66,12 +69,8 @@ def merge(pairs: Sequence[tuple[Path, Path]], base: Path, head: Path) -> list[st
     return notes
 
 
-def _read(path: Path) -> _Process:
-    return _Process(path, {key_of_row(row): row for row in read_file(path).rows()}, read_run(path))
-
-
-def _status(process: _Process, key: Key) -> str:
-    return process.rows[key]["status"] if key in process.rows else ""
+def _is(process: _Process, key: Key, status: str) -> bool:
+    return key in process.rows and process.rows[key]["status"] == status
 
 
 def _merged_row(measured: Sequence[_Process], kept: Sequence[_Process], key: Key) -> Row | None:
