@@ -76,6 +76,8 @@ class Crew:
 
         Raises ConnectionError if the scheduler is gone: then nobody can tell any more what the workers do.
         """
+        from distributed.scheduler import KilledWorker
+
         found: list[WorkerEvent] = []
         ended: dict[str, Future] = {}
         came: set[str] = set()
@@ -87,10 +89,11 @@ class Crew:
             if what == "interrupted":
                 raise KeyboardInterrupt
             if what == "ended":
-                cancelled = value.status == "cancelled"
-                if self._sent.get(worker) is not value or self._killed(value):
+                # Killed: it failed because its worker is gone, which is told by itself.
+                killed = value.status == "error" and isinstance(value.exception(timeout=ANSWER_S), KilledWorker)
+                if self._sent.get(worker) is not value or killed:
                     continue
-                self._check_connection(cancelled)
+                self._check_connection(value.status == "cancelled")
                 ended[worker] = self._sent.pop(worker)
             elif what == "add-worker":
                 came.add(worker)
@@ -136,13 +139,6 @@ class Crew:
         """Dask's client cancels what it asked for when it loses its scheduler, and may find it again or not."""
         if lost or self._client.status != "running":
             raise ConnectionError("the connection to Dask's scheduler was lost")
-
-    @staticmethod
-    def _killed(future: Any) -> bool:
-        """Whether it failed because its worker is gone, which is told by itself."""
-        from distributed.scheduler import KilledWorker
-
-        return future.status == "error" and isinstance(future.exception(timeout=ANSWER_S), KilledWorker)
 
     def _submit(self, worker: str, function: Callable[..., object], *arguments: object) -> None:
         self._check_connection()

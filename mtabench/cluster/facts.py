@@ -98,8 +98,9 @@ def gpus_of_machine() -> list[Gpu]:
     gpus, visible = _listed(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return gpus
-    wanted = [text.strip() for text in visible.split(",") if text.strip()]
-    return [gpu for gpu in gpus if any(_names(text, gpu) for text in wanted)]
+    wanted = [text.strip() for text in visible.split(",") if text.strip()]  # indices, or how UUIDs start
+    numbers, starts = {int(text) for text in wanted if text.isdecimal()}, tuple(t for t in wanted if not t.isdecimal())
+    return [gpu for gpu in gpus if gpu.index in numbers or gpu.uuid.startswith(starts)]
 
 
 def gpu_place(uuid: str) -> str:
@@ -119,11 +120,6 @@ def _listed() -> list[Gpu]:
         return []
     fields = [[part.strip() for part in line.split(",", 2)] for line in listed.splitlines() if line.count(",") >= 2]
     return [Gpu(int(index), uuid, name) for index, uuid, name in fields]
-
-
-def _names(text: str, gpu: Gpu) -> bool:
-    """Whether an entry of CUDA_VISIBLE_DEVICES, an index or the start of a UUID, means this GPU."""
-    return int(text) == gpu.index if text.isdecimal() else gpu.uuid.startswith(text)
 
 
 def _cores() -> str:

@@ -54,7 +54,13 @@ def run(path: Path, where: Sequence[str], sort: str | None, as_json: bool) -> in
 
 def _with_rounds(rows: Sequence[Row], view: View, samples: Mapping[tuple[str, str], Rounds]) -> View:
     """The view with a picture of each cell's rounds, where there are samples."""
-    found = drift([_rounds(samples, row) for row in rows])
+    keys = [cell_of(key_of_row(row)) for row in rows]
+    found = drift(  # of one process after the other
+        [
+            [one for run_id in process_ids(row["run_id"]) for one in find_rounds(samples, run_id, key)]
+            for row, key in zip(rows, keys, strict=True)
+        ]
+    )
     if not any(found.texts):
         return view
     scale = f"{100 * found.scale:.2g}"
@@ -62,12 +68,6 @@ def _with_rounds(rows: Sequence[Row], view: View, samples: Mapping[tuple[str, st
     column = ViewColumn("rounds", found.texts, rank=3, right=False, legend=legend)
     place = len(view.columns) - (view.columns[-1].name == "status")
     return replace(view, columns=(*view.columns[:place], column, *view.columns[place:]))
-
-
-def _rounds(samples: Mapping[tuple[str, str], Rounds], row: Row) -> Rounds:
-    """The samples of a cell by round, of one process after the other."""
-    key = cell_of(key_of_row(row))
-    return tuple(one for run_id in process_ids(row["run_id"]) for one in find_rounds(samples, run_id, key))
 
 
 def _lines(title: str, rows: Sequence[Row], view: View, notes: Sequence[str], console: Console) -> Iterable[Text]:

@@ -68,7 +68,9 @@ def compare_again(base: Run, head: Run, asked: ComparisonOptions) -> Comparison:
         for rerun in range(1, LOOKS):
             cells = unclear_cells(found)
             if cells:
-                how = _how(cells[0])
+                # As they were measured.
+                row = next(side.row for side in reversed(cells[0].sides) if side.row["timer"])
+                how = ["--timer", row["timer"], "--cache", row["cache"]]
                 files += measure_again(sides, cells, device, how, PAIRS, folder, rerun)
                 found = decided_again(found, compare_pairs(files, folder, asked, LOOKS))
     say(make_console(), f"what was measured again is in {folder}")
@@ -115,9 +117,3 @@ def _device_here(run: Run) -> str:
             f"and this machine has {', '.join(here)}"
         )
     return here[measured.pop()]
-
-
-def _how(cell: ComparedCell) -> list[str]:
-    """The options that measure as the cells were measured."""
-    row = next(side.row for side in reversed(cell.sides) if side.row["timer"])
-    return ["--timer", row["timer"], "--cache", row["cache"]]

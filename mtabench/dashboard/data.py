@@ -130,17 +130,17 @@ def _labels(cells: Sequence[Mapping[str, str]]) -> list[list[str]]:
         }
         for cell in cells
     ]
-    told = [name for name in LABEL_COLUMNS if name in ("pass", "impl", "seq") or _distinct(rows, name)]
+    several = [
+        name
+        for name in LABEL_COLUMNS
+        if len({row[name] for row in rows if name not in STEPS or row["op"] != PLAIN}) > 1
+    ]
+    told = [name for name in LABEL_COLUMNS if name in ("pass", "impl", "seq", *several)]
     for spare in FOLLOWING:
         without = [name for name in told if name != spare]
         if len({tuple(row[name] for name in without) for row in rows}) == len(rows):
             told = without
     return [[WORDS.get(name, "{}").format(row[name]) if row[name] else "" for name in told] for row in rows]
-
-
-def _distinct(rows: Sequence[Mapping[str, str]], name: str) -> bool:
-    """Whether an axis has several values."""
-    return len({row[name] for row in rows if name not in STEPS or row["op"] != PLAIN}) > 1
 
 
 def _history(history: History, timelines: dict[tuple[int, ...], int]) -> Json:

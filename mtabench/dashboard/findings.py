@@ -137,10 +137,12 @@ def find(
     failures = [failure for cell, history in enumerate(histories) if (failure := _failure(cell, history))]
     failures.sort(key=lambda failure: (not failure.broken, -failure.since))
     news = [_news([one for one in found if recent[one.bad]], threshold) for found in changes]
-    states = [_state(len(history.timed), one) for history, one in zip(histories, news, strict=True)]
+    times = [len(history.timed) for history in histories]
+    without_news = ["steady" if count > 1 else "new" if count else "never timed" for count in times]
+    states = [one.replace("_", " ") or state for one, state in zip(news, without_news, strict=True)]
     for failure in failures:
         states[failure.cell] = "failing"
-    return Findings(changes, events, failures, news, states, sum(len(history.timed) > 1 for history in histories))
+    return Findings(changes, events, failures, news, states, sum(count > 1 for count in times))
 
 
 def _recent(runs: Sequence[HistoryRun], span: timedelta) -> list[bool]:
@@ -240,8 +242,3 @@ def _news(recent: Sequence[Found], threshold: float) -> str:
     word = "slower" if by_commits > 0 else "faster"
     sure = any(one.slower == (by_commits > 0) and one.change.evidence in SURE for one in explained)
     return word if sure else f"maybe_{word}"
-
-
-def _state(times: int, news: str) -> str:
-    """The state of a cell with so many times that does not fail."""
-    return news.replace("_", " ") or ("steady" if times > 1 else "new" if times else "never timed")

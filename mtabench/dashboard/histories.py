@@ -113,13 +113,11 @@ class Collector:
         order = sorted(range(len(self._started)), key=self._started.__getitem__)
         rank = np.argsort(order)
         keys = list(self._runs)
-        runs = [_run(keys[place], self._started[place]) for place in order]
+        runs = [
+            HistoryRun(run_id, self._started[place], sha, dirty, device, tuple(versions))
+            for place, (run_id, sha, dirty, device, *versions) in ((place, keys[place]) for place in order)
+        ]
         return runs, [_history(cell, points, rank) for cell, points in self._cells.items()]
-
-
-def _run(key: tuple[str, ...], started: str) -> HistoryRun:
-    run_id, sha, dirty, device, *versions = key
-    return HistoryRun(run_id, started, sha, dirty, device, tuple(versions))
 
 
 def _history(key: tuple[str, ...], points: Mapping[int, _Point], rank: NDArray[np.intp]) -> History:
@@ -127,12 +125,9 @@ def _history(key: tuple[str, ...], points: Mapping[int, _Point], rank: NDArray[n
     ordered = sorted((int(rank[place]), *point) for place, point in points.items())
     median, low, high = np.array([time for _, time, _ in ordered]).T
     outcomes = [outcome for _, _, outcome in ordered]
-    return History(cell, _name(cell), np.array([run for run, *_ in ordered]), median, low, high, outcomes)
-
-
-def _name(cell: Mapping[str, str]) -> str:
     numbers = {name: _number(text) for name, text in cell.items() if name in NUMERIC_COLUMNS}
-    return name_of({**cell, **numbers, "causal": cell["causal"] == "true"})
+    name = name_of({**cell, **numbers, "causal": cell["causal"] == "true"})
+    return History(cell, name, np.array([run for run, *_ in ordered]), median, low, high, outcomes)
 
 
 def _number(text: str) -> float:

@@ -64,16 +64,13 @@ def _evaluation(row: Row) -> dict[str, Any]:
         # Theirs are the largest errors of any element; ours is that of the whole result, by its norm.
         known = {"relative_error_of_norm": float(row["rel_error"])} if row["rel_error"] else {}
         found["correctness"] = {"max_relative_error": UNKNOWN, "max_absolute_error": UNKNOWN, "extra": known}
-    if row["status"] == "ok":
-        found["performance"] = _performance(row)
+    if row["status"] == "ok":  # 0 is that format's for unknown
+        median = float(row["median_ms"] or 0)
+        speedup = float(row["speedup"] or 0) if row["baseline"] == REFERENCE else 0.0
+        found["performance"] = {
+            "latency_ms": median, "reference_latency_ms": speedup * median, "speedup_factor": speedup
+        }  # fmt: skip
     return found
-
-
-def _performance(row: Row) -> dict[str, float]:
-    """The median, and how it compares with the reference where the row says; 0 is that format's for unknown."""
-    median = float(row["median_ms"] or 0)
-    speedup = float(row["speedup"] or 0) if row["baseline"] == REFERENCE else 0.0
-    return {"latency_ms": median, "reference_latency_ms": speedup * median, "speedup_factor": speedup}
 
 
 def _definition(row: Row) -> str:

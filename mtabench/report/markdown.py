@@ -11,9 +11,8 @@ from mtabench.measuring.settled import UNSETTLED
 from mtabench.prose import plural
 from mtabench.report.columns import ReportColumn, cell_columns, environment, measured, spread_columns
 from mtabench.report.data import Report, Row, Spread, is_plain, is_timed
-from mtabench.report.figures import figures
 from mtabench.report.page import facts, failures, title
-from mtabench.report.sentences import summary
+from mtabench.report.sentences import figures, summary
 from mtabench.results.sparklines import sparkline
 
 MARK = "<!-- mtabench report -->"  # tells our files from a reader's own

@@ -13,8 +13,7 @@ from mtabench.pages.page import build_page
 from mtabench.pages.text import shown_number, shown_text
 from mtabench.report.columns import AXES, DETAILS, cell_columns, environment, measured, spread_columns
 from mtabench.report.data import Report, Row, Spread, yardstick
-from mtabench.report.figures import figures
-from mtabench.report.sentences import Quote, computed, summary
+from mtabench.report.sentences import Quote, computed, figures, summary
 
 MOST_CELLS = 5000  # on the page; a sentence says if there are more
 MOST_REASONS = 200

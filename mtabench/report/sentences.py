@@ -1,13 +1,14 @@
-"""What a results file says, in a few sentences computed from it."""
+"""What a results file says, computed from it: in a few sentences, and the three numbers looked for first."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import hypot
 from typing import Any
 
-from mtabench.charts.text import factor
+from mtabench.charts.text import TIMES, factor, milliseconds
 from mtabench.measuring.settled import UNSETTLED, half_interval_of, meaning, unsettled
 from mtabench.measuring.statistics import geometric_mean
 from mtabench.problem.operations import NO_PAGES, NONE, STEPS
@@ -20,6 +21,7 @@ PASSES = {
 }  # fmt: skip
 STATUSES = {"oom": "out of memory", "error": "ended in an error", "timeout": "took too long", "wrong": "wrong"}
 MOST_GROUPS = 6  # of pass and device
+MOST_FIGURES = 3
 Quote = Callable[[str], str]
 
 
@@ -83,13 +85,17 @@ def _compared(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
         told = _listed(f"{quote(impl)} at {count} of {plural(len(fastest), 'shape')}" for impl, count in wins)
         yield f"Fastest {name}: {told}."
     yield from _speedups(conv, rows, quote)
-    plain = best([row for row in charted if is_plain(row)], ())
-    if plain and any(row["page_size"] not in ("", NONE) for row in conv):
+    if any(map(is_plain, charted)) and any(row["page_size"] not in ("", NONE) for row in conv):
         yield f"{NO_PAGES[0].upper()}{NO_PAGES[1:]}."
-    pairs = [(row, plain[shape_key(row)]) for row in fastest.values() if shape_key(row) in plain]
-    if pairs:
-        speeds = [(row["median_ms"] / other["median_ms"], hypot(half(row), half(other))) for row, other in pairs]
-        yield f"The fastest {name} {_compared_with(speeds, 'the fastest plain attention there')}."
+    if over := _over_plain(fastest.values(), charted):
+        yield f"The fastest {name} {_compared_with(over, 'the fastest plain attention there')}."
+
+
+def _over_plain(rows: Iterable[Row], timed: Iterable[Row]) -> list[tuple[float, float]]:
+    """Times of rows over the fastest plain attention of their shape, each with half its interval as a part of it."""
+    plain = best([row for row in timed if is_plain(row)], ())
+    pairs = [(row, plain[shape_key(row)]) for row in rows if shape_key(row) in plain]
+    return [(row["median_ms"] / other["median_ms"], hypot(half(row), half(other))) for row, other in pairs]
 
 
 def _speedups(rows: Sequence[Row], all_rows: Sequence[Row], quote: Quote) -> Iterator[str]:
@@ -177,3 +183,68 @@ def best(rows: Iterable[Row], more: Sequence[str]) -> Mapping[tuple[Any, ...], R
 def _listed(parts: Iterable[str]) -> str:
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number with its unit, what it is, and its 95 % interval, such as `± 2 %`; empty for counts."""
+
+    value: str
+    words: str
+    interval: str = ""
+
+
+def figures(report: Report, quote: Quote = str) -> list[Figure]:
+    """At most three: what the fastest costs over plain attention, its speedup, or else a time; and what is valid.
+
+    Those of times are of the pass and device with the most cells, and of nobody who is wrong in one of them. `quote`
+    makes a text from the file safe.
+    """
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in report.rows:
+        groups[row["pass"], row["device"]].append(row)
+    (pass_, _), rows = max(groups.items(), key=lambda group: len(group[1]))
+    head = f"{PASSES[pass_]}: " if len({name for name, _ in groups}) > 1 else ""
+    wrong = {row["impl"] for row in rows if row["status"] == "wrong"}
+    timed = [row for row in rows if row["charted"] and is_timed(row) and row["impl"] not in wrong]
+    found = [replace(one, words=head + one.words) for one in _of_times(timed, quote)]
+    valid, marked = sum(is_timed(row) for row in report.rows), len(unsettled(report.rows))
+    words = f"{plural(len(report.rows), 'cell').partition(' ')[2]} with a valid time"
+    if marked:
+        words += f"; {marked:,} did not settle"
+    return [*found[: MOST_FIGURES - 1], Figure(f"{valid:,} of {len(report.rows):,}", words)]
+
+
+def _of_times(timed: Sequence[Row], quote: Quote) -> Iterator[Figure]:
+    conv = [row for row in timed if not is_plain(row)]
+    own = conv or timed
+    if not own:
+        return
+    fastest = list(best(own, STEPS).values())
+    name, wins = Counter(row["impl"] for row in fastest).most_common(1)[0]
+    mine = [row for row in own if row["impl"] == name]
+    over = _over_plain(mine, timed)
+    if conv and over:
+        yield _ratio(over, "as long as plain attention", "as fast as plain attention", quote(name))
+    known = {"", name, *(row["impl"] for row in timed if is_plain(row))}  # a model's baseline is plain attention itself
+    rated = [row for row in mine if row["baseline"] not in known and (row["speedup"] or 0) > 0]
+    if rated:
+        base = quote(rated[0]["baseline"])
+        yield _ratio(speedups(rated, timed), f"as long as {base}", f"as fast as {base}", quote(name))
+    longest = min(fastest, key=lambda row: (-row["seq"], row["median_ms"]))
+    value = milliseconds(longest["median_ms"], half(longest))
+    yield Figure(value, quote(longest["label"]), _interval(half(longest)))
+    if len({row["impl"] for row in own}) > 1:
+        yield Figure(f"{wins:,} of {len(fastest):,}", f"shapes at which {quote(name)} is the fastest")
+
+
+def _ratio(over: Sequence[tuple[float, float]], slower: str, faster: str, name: str) -> Figure:
+    """The geometric mean of times over others, each with half its interval, as a number of at least 1."""
+    mean, reach = mean_of(over)
+    value = factor(max(mean, 1 / mean), reach)
+    of = f"geometric mean of {len(over):,} shapes" if len(over) > 1 else "one shape"
+    return Figure(f"{value}{TIMES}", f"{slower if mean >= 1 else faster}: {name}, {of}", _interval(reach))
+
+
+def _interval(half: float) -> str:
+    return f"± {100 * half:.2g} %" if half else ""

@@ -108,8 +108,9 @@ def read_run(path: Path, samples_needed: bool = True) -> Run:
     for key, row in rows.items():
         ids = process_ids(row["run_id"]) if wanted and row["status"] == "ok" else []
         cells[key] = Cell(row, tuple(find_rounds(samples, run_id, key) for run_id in ids))
-        if row["status"] == "ok":
-            _check_times(path, key, row)
+        lacking = [name for name in TIME_COLUMNS if row["status"] == "ok" and not math.isfinite(row[name])]
+        if lacking:
+            raise UsageError(f"{path} has no number in the column {lacking[0]} for {key}, whose status is ok")
         if ids:
             _check_samples(path, key, row, cells[key].rounds)
     return Run(path, cells)
@@ -206,12 +207,6 @@ def _is_sample(line: Sequence[str]) -> bool:
         return bool(fields.count(line[2]) and fields.positive(line[4]))
     except ValueError:
         return False
-
-
-def _check_times(path: Path, key: str, row: Mapping[str, Any]) -> None:
-    for name in TIME_COLUMNS:
-        if not math.isfinite(row[name]):
-            raise UsageError(f"{path} has no number in the column {name} for {key}, whose status is ok")
 
 
 def _check_samples(path: Path, key: str, row: Mapping[str, Any], rounds: Rounds) -> None:

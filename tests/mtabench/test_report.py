@@ -12,9 +12,8 @@ from mtabench.cli import main
 from mtabench.report import page as report_page
 from mtabench.report.columns import ReportColumn
 from mtabench.report.data import read_report
-from mtabench.report.figures import figures
 from mtabench.report.markdown import _field, markdown
-from mtabench.report.sentences import summary
+from mtabench.report.sentences import figures, summary
 from mtabench.results.results_file import samples_path
 
 ROOT = Path(__file__).parents[2]
