@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import sys
@@ -17,7 +16,7 @@ from mtabench.exports import flashinfer_trace, pytorch_benchmark
 from mtabench.results.columns import TABLE, values_of
 from mtabench.results.outputs import check_outputs, write_text
 from mtabench.results.result_view import View, ViewColumn, make_view
-from mtabench.results.results_file import COLUMNS, frame, read_file, samples_paths, say_if_torn
+from mtabench.results.results_file import COLUMNS, read_file, samples_paths, say_if_torn
 from mtabench.results.row_filter import parse_where, select, sort_key
 
 Rows = Sequence[Mapping[str, str]]
@@ -116,16 +115,12 @@ def parquet(rows: Rows) -> bytes:
         raise UsageError("Parquet needs pyarrow, which is not installed; pip install 'mtabench[parquet]'") from error
     import pandas as pd
 
-    table = frame({name: [row[name] for row in rows] for name in COLUMNS}).replace("", None)
-    for name, kind in ((column.name, column.field.parquet) for column in TABLE):
-        if kind == "Int64":
-            table[name] = pd.to_numeric(table[name]).astype("Int64")
-        elif kind == "boolean":
-            table[name] = table[name].map({"true": True, "false": False}).astype("boolean")
-        elif kind == "time":
+    table = pd.DataFrame([values_of(row) for row in rows])
+    for name, field in ((column.name, column.field) for column in TABLE):
+        if field.parquet == "time":
             table[name] = pd.to_datetime(table[name], utc=True)
-        elif kind == "string":
-            table[name] = table[name].astype("string")
+        else:
+            table[name] = table[name].astype(field.parquet or ("float64" if field.numeric else "bool"))
     buffer = io.BytesIO()
     table.to_parquet(buffer, engine="pyarrow", index=False)
     return buffer.getvalue()
@@ -133,11 +128,10 @@ def parquet(rows: Rows) -> bytes:
 
 def spreadsheet(rows: Rows) -> bytes:
     """Every column of every row as CSV in which a spreadsheet finds no formula, and Excel the encoding."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\r\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([in_spreadsheet(row[name]) for name in COLUMNS] for row in rows)
-    return text.getvalue().encode("utf-8-sig")
+    import pandas as pd
+
+    table = pd.DataFrame(list(rows), columns=list(COLUMNS), dtype=object).map(in_spreadsheet)
+    return table.to_csv(index=False, lineterminator="\r\n").encode("utf-8-sig")
 
 
 def _shown(rows: Rows, format_: str) -> tuple[View, list[ViewColumn]]:

@@ -1,17 +1,24 @@
-"""The changes as JSON Feed 1.1 (https://www.jsonfeed.org/version/1.1/), the newest first."""
+"""The changes as JSON Feed 1.1 (https://www.jsonfeed.org/version/1.1/), the newest first, with links to their commits.
+
+Links are those of GitHub, and of what has the same addresses: Gitea, Forgejo.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 
 from mtabench.dashboard.data import Json
 from mtabench.dashboard.findings import SURE
-from mtabench.dashboard.repository import compare_url
+from mtabench.errors import UsageError
 
 MOST_ITEMS = 200
 MOST_CELLS = 20  # named in the text of an item
 EXTENSION = "_mtabench"
+
+_SHA = re.compile(r"[0-9a-f]{7,64}")
+_URL = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?(/[A-Za-z0-9._~/\-]*)?")
 
 
 def feed(data: Json) -> Json:
@@ -102,3 +109,22 @@ def _identity(data: Json, event: Json) -> str:
     parts = (kind, event["device"], *ends, *(["unexplained"] if event["unexplained"] else []))
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return f"urn:mtabench:{kind}:{digest[:16]}"
+
+
+def parse_repo_url(url: str) -> str:
+    """The address without a slash or `.git` at its end; raises UsageError for what is no plain http(s) address."""
+    address = url.strip().rstrip("/").removesuffix(".git")
+    if not _URL.fullmatch(address):
+        raise UsageError(
+            f"--repo-url {url!r} is not an address of a repository; expected one such as https://github.com/owner/name"
+        )
+    return address
+
+
+def compare_url(repo_url: str, good_sha: str, bad_sha: str) -> str:
+    """The page of the commits after `good_sha` up to `bad_sha`; empty without a repository or revisions."""
+    if not repo_url or not _SHA.fullmatch(bad_sha):
+        return ""
+    if not _SHA.fullmatch(good_sha) or good_sha == bad_sha:
+        return f"{repo_url}/commit/{bad_sha}"
+    return f"{repo_url}/compare/{good_sha}...{bad_sha}"

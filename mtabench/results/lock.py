@@ -118,14 +118,14 @@ def _may_be_held(descriptor: int) -> bool:
     """Where a file system has no locks: whether the side file names a process that may still run."""
     try:
         holder = json.loads(os.pread(descriptor, 4096, 0))
-        if holder["host"] == platform.node():
-            os.kill(holder["pid"], 0)
-            return bool(holder["pid"] != os.getpid())
-    except (ValueError, KeyError, TypeError, ProcessLookupError):  # an empty file: nobody wrote into it yet
-        return False
+        if holder["host"] != platform.node():
+            return True
+        os.kill(holder["pid"], 0)
+        return bool(holder["pid"] != os.getpid())
     except PermissionError:  # a process of another account
         return True
-    return True
+    except (ValueError, KeyError, TypeError, ProcessLookupError):  # an empty file: nobody wrote into it yet
+        return False
 
 
 def _holder(descriptor: int) -> str:

@@ -163,15 +163,11 @@ def read_results(path: Path | str) -> pd.DataFrame:
 
     Raises UsageError where `read_file` does, and for a file without rows.
     """
-    return frame(read_file(path, with_rows=True).columns)
-
-
-def frame(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Checked texts by column as the frame that `read_results` gives."""
     import pandas as pd
 
+    rows = records(read_file(path, with_rows=True).columns)
     kinds: dict[str, Any] = dict.fromkeys(NUMERIC_COLUMNS, float) | {"causal": bool}
-    return pd.DataFrame(records(columns), columns=list(COLUMNS), dtype=object).astype(kinds)
+    return pd.DataFrame(rows, columns=list(COLUMNS), dtype=object).astype(kinds)
 
 
 def records(columns: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from hostile_cells import TEXTS, poison
 from simulated_histories import a_year, row, sha, write
 
 from mtabench.dashboard.badge import badge, badge_svg
-from mtabench.dashboard.repository import compare_url
+from mtabench.dashboard.feed import compare_url
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs/dashboard.md"
 FILES = [".mtabench-dashboard", "badge.json", "badge.svg", "data.json", "feed.json", "index.html"]
