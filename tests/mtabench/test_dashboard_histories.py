@@ -42,15 +42,10 @@ def test_a_run_in_two_files_counts_once():
 
 
 def test_a_failure_is_a_point_without_a_time():
-    _, (history,), _ = collected([row(0, 1.0)], [row(1, "oom")])
-    assert history.outcomes == [("ok", ""), ("oom", "oom because")]
-    assert np.isnan(history.median_ms[1])
+    _, (history,), _ = collected([row(0, 1.0)], [row(1, "oom")], [row(2, 1.0, status="invalid", reason="throttled")])
+    assert history.outcomes == [("ok", ""), ("oom", "oom because"), ("invalid", "throttled")]
+    assert np.isnan(history.median_ms[1:]).all()
     assert history.timed.tolist() == [0]
-
-
-def test_a_time_of_a_failed_row_is_no_time():
-    _, (history,), _ = collected([row(0, 1.0, status="invalid", reason="throttled")])
-    assert not len(history.timed)
 
 
 @pytest.mark.parametrize(

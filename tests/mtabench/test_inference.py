@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap, mannwhitneyu, trim_mean, ttest_rel
+from scipy.stats import bootstrap, trim_mean, ttest_rel
 from simulated_noise import CELLS, PAIRS, ROUNDS, simulated_pairs, simulated_run, simulated_times, stops
 
 from mtabench.comparing.compare import LEVEL, judge
@@ -227,29 +227,13 @@ class Tally:
             self.found += judge(type(same)(*mixed), THRESHOLD)[cell] == "slower"
 
     def check(self, least_found):
-        share = self.found / self.planted
-        print(f"\n{self.comparisons} comparisons: {self.alarms} with false alarms,", end=" ")
-        print(f"{self.alarms_without_threshold} without a threshold; {share:.2%} of the slowdowns found")
         assert self.alarms <= 0.01 * self.comparisons
         assert self.alarms_without_threshold <= 0.02 * self.comparisons
-        assert share >= least_found
+        assert self.found / self.planted >= least_found
 
 
 def columns(ratios):
     return ratios.values, ratios.low, ratios.high, ratios.p_values, ratios.errors, ratios.freedom
-
-
-def test_pooled_mann_whitney_fails_the_same_code():
-    """Samples of a round share its drift, and a test that takes each for a witness of its own sees changes."""
-    generator = np.random.default_rng(8)
-    alarms, comparisons = 0, 20
-    for _ in range(comparisons):
-        base, head = simulated_run(generator), simulated_run(generator)
-        pairs = [(one.ravel(), other.ravel()) for one, other in zip(base, head, strict=True)]
-        p_values = holm(np.array([mannwhitneyu(one, other).pvalue for one, other in pairs]))
-        slower = np.array([np.median(other) > np.median(one) for one, other in pairs])
-        alarms += bool((slower & (p_values <= LEVEL)).any())
-    assert alarms >= 0.5 * comparisons
 
 
 def test_the_simulation_has_as_many_pairs_as_ab():
