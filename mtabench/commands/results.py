@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
-from collections.abc import Iterable, Sequence
+import io
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import pandas as pd
 
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
@@ -16,6 +16,7 @@ from mtabench.results.cell_names import name_of
 from mtabench.results.outputs import check_outputs, written
 from mtabench.results.results_file import (
     COLUMNS,
+    SAMPLE_COLUMNS,
     ResultsFile,
     find_samples,
     key_of_row,
@@ -25,7 +26,7 @@ from mtabench.results.results_file import (
     samples_paths,
 )
 from mtabench.results.row_filter import parse_where, select
-from mtabench.results.runs import sample_names, samples_named
+from mtabench.results.runs import sample_names, sample_records
 
 MOST_PLAIN = 1 << 20  # bytes of samples that are written as they are; more are compressed
 
@@ -114,14 +115,14 @@ def _read(path: Path) -> ResultsFile:
 
 def _write(out: Path, parts: Sequence[FilePart]) -> None:
     """Write rows and samples; the samples first, so that every row has its own. Many samples are compressed."""
-    rows = pd.DataFrame([row for part in parts for row in part.rows], columns=list(COLUMNS), dtype=object)
+    rows = [[row[name] for name in COLUMNS] for part in parts for row in part.rows]
     with_samples = [part for part in parts if part.rows and find_samples(part.path).exists()]
     plain, compressed = samples_paths(out)
     with written(out) as results:
-        results.write(_csv(rows))
+        results.writelines(_csv([COLUMNS, *rows]))
         stale = {plain, compressed}  # those of a file that is replaced
         if with_samples:
-            lines = _csv(_samples(with_samples))
+            lines = b"".join(_csv(_samples(with_samples)))
             target = compressed if len(lines) > MOST_PLAIN else plain
             with written(target) as samples:
                 samples.write(gzip.compress(lines, mtime=0) if target == compressed else lines)
@@ -137,18 +138,20 @@ def _write(out: Path, parts: Sequence[FilePart]) -> None:
             say(console, f"{part.path} has no {samples_name} beside it: compare needs samples of every cell")
 
 
-def _samples(parts: Iterable[FilePart]) -> pd.DataFrame:
-    found: list[pd.DataFrame] = []
+def _samples(parts: Iterable[FilePart]) -> Iterator[Sequence[str]]:
+    yield SAMPLE_COLUMNS
     seen: set[tuple[str, str]] = set()
     for part in parts:
         names = sample_names(part.rows) - seen
         seen.update(names)
-        found.append(samples_named(part.path, names))
-    return pd.concat(found)
+        yield from (record for record in sample_records(part.path) if (record[0], record[1]) in names)
 
 
-def _csv(table: pd.DataFrame) -> bytes:
-    return table.to_csv(index=False, lineterminator="\n").encode()
+def _csv(lines: Iterable[Sequence[str]]) -> Iterator[bytes]:
+    for record in lines:
+        line = io.StringIO(newline="")
+        csv.writer(line, lineterminator="\n").writerow(record)
+        yield line.getvalue().encode()
 
 
 def _named(row: Row) -> str:

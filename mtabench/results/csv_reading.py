@@ -10,14 +10,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtabench.errors import UsageError
 from mtabench.escaping import printable, quoted
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MOST_COLUMNS = 256
 MOST_WHOLE = 1e15  # below, every whole number is a float
@@ -31,14 +29,12 @@ class CsvFile:
     """The header of a file and its records, one a line; `rest` is what comes after the last whole line, and left out.
 
     `records` is read once; the first is in line `first` of the file. Empty header: the file has no whole line.
-    `plain` are its lines where these are printable, without quotes and with as many commas each.
     """
 
     header: list[str]
     records: Iterator[list[str]]
     rest: bytes
     first: int = 2
-    plain: bytes | None = None
 
     @property
     def torn(self) -> bool:
@@ -48,17 +44,6 @@ class CsvFile:
     def begins(self, columns: Sequence[str]) -> bool:
         """Whether the header is of these columns, whole or, in a file without a whole line, torn."""
         return self.header == list(columns) if self.header else ",".join(columns).encode().startswith(self.rest)
-
-    def frame(self) -> pd.DataFrame:
-        """The records as texts by column; plain ones are read in a fraction of the time.
-
-        Raises UsageError as `records`, which know the line of a fault.
-        """
-        import pandas as pd
-
-        if self.plain is not None:
-            return pd.read_csv(io.BytesIO(self.plain), dtype=object, na_filter=False, quoting=csv.QUOTE_NONE)
-        return pd.DataFrame(list(self.records), columns=self.header, dtype=object)
 
 
 def read_csv(path: Path, most_bytes: int, most_records: int, ends_in_text: bool = False) -> CsvFile:
@@ -73,10 +58,7 @@ def read_csv(path: Path, most_bytes: int, most_records: int, ends_in_text: bool 
     if ends_in_text and is_whole(content):
         content += b"\n"
     whole = content[: content.rfind(b"\n") + 1]
-    lines = whole.rstrip(b"\r\n") + b"\n" if whole.strip() else whole
-    longest = max(map(len, io.BytesIO(lines)), default=0)
-    printable_ascii = not lines.translate(None, _PLAIN) and lines.count(b"\r") == lines.count(b"\r\n")
-    records = _records(path, lines, longest, most_records + 1, printable_ascii)
+    records = _records(path, whole.rstrip(b"\r\n") + b"\n" if whole.strip() else whole, most_records + 1)
     header = next(records, [])
     if whole and not header:
         raise UsageError(f"cannot read {path} as a CSV file: its first line is empty; expected the names of columns")
@@ -85,9 +67,7 @@ def read_csv(path: Path, most_bytes: int, most_records: int, ends_in_text: bool 
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"{path} has two columns that are called {quoted(twice)}; expected each name once")
-    plain = printable_ascii and b'"' not in lines and longest <= csv.field_size_limit()
-    commas = {line.count(b",") for line in io.BytesIO(lines if plain else b"")}
-    return CsvFile(header, records, content[len(whole) :], plain=lines if len(commas) == 1 else None)
+    return CsvFile(header, records, content[len(whole) :])
 
 
 def read_json_lines(path: Path, most_bytes: int, most_records: int) -> CsvFile:
@@ -186,14 +166,26 @@ def _content(path: Path, most_bytes: int) -> bytes:
     return content
 
 
-def _records(path: Path, content: bytes, longest: int, most: int, is_printable: bool) -> Iterator[list[str]]:
+def _records(path: Path, content: bytes, most: int) -> Iterator[list[str]]:
     """The header and what follows, each as long as the header and in one line."""
+    longest = max(map(len, io.BytesIO(content)), default=0)
     if longest > MOST_LINE:
         number = next(i for i, line in enumerate(io.BytesIO(content), start=1) if len(line) > MOST_LINE)
         raise UsageError(f"line {number} of {path} is longer than {MOST_LINE} bytes")
     if content.count(b"\n") > most:
         raise UsageError(f"{path} has more than {most - 1} rows, the most that are read of such a file")
-    reader = csv.reader(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="\n"), strict=True)
+    plain = not content.translate(None, _PLAIN) and content.count(b"\r") == content.count(b"\r\n")
+    text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="\n")
+    if plain and b'"' not in content and longest <= csv.field_size_limit():
+        commas = set(map(methodcaller("count", b","), io.BytesIO(content)))
+        if len(commas) == 1 and commas != {0}:  # nothing can go wrong: in a fraction of the time
+            return map(methodcaller("split", ","), map(methodcaller("rstrip", "\r\n"), text))
+    return _careful_records(path, text, plain)
+
+
+def _careful_records(path: Path, text: io.TextIOWrapper, plain: bool) -> Iterator[list[str]]:
+    """The same by Python's reader, with the line of each fault; `plain` texts are printable."""
+    reader = csv.reader(text, strict=True)
     quote = f"of {path} has a quote that does not end; expected one line a row"
     done = length = 0
     try:
@@ -204,7 +196,7 @@ def _records(path: Path, content: bytes, longest: int, most: int, is_printable: 
                 raise UsageError(f"line {done} {quote}")
             if len(record) != length:
                 raise UsageError(f"line {done} of {path} has {len(record)} fields, and its header {length}")
-            yield record if is_printable else [printable(field) for field in record]
+            yield record if plain else [printable(field) for field in record]
     except UnicodeDecodeError as error:
         raise UsageError(f"cannot read {path} as a CSV file: it is not text in UTF-8 ({error.reason})") from error
     except csv.Error as error:

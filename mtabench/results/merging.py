@@ -15,7 +15,7 @@ from typing import Any
 from mtabench.measuring.statistics import Summary, geometric_mean, summarize
 from mtabench.results.columns import TABLE, Merged
 from mtabench.results.results_file import Key, cell_of, key_of_row, read_file, samples_path
-from mtabench.results.runs import Run, read_run, sample_names, samples_named
+from mtabench.results.runs import Run, read_run, sample_names, sample_records
 from mtabench.results.writer import Writer
 
 FEWEST = 2  # pairs without which nothing is known of the noise between them
@@ -124,9 +124,9 @@ def _merged(name: str, how: Merged, rows: Sequence[Row], summary: Summary) -> An
     return rows[0][name]
 
 
-def _samples(processes: Sequence[_Process], rows: Iterable[Row]) -> Iterator[Sequence[str]]:
+def _samples(processes: Sequence[_Process], rows: Iterable[Row]) -> Iterator[list[str]]:
     """The lines of the samples that the merged rows sum up."""
     used = sample_names(row for row in rows if row["status"] == "ok")
     for process in processes:
         if any(run_id in process.run.values("run_id") for run_id, _ in used):
-            yield from samples_named(process.path, used).itertuples(index=False)
+            yield from (record for record in sample_records(process.path) if (record[0], record[1]) in used)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from mtabench.errors import UsageError
 from mtabench.escaping import quoted
@@ -28,10 +28,6 @@ from mtabench.results.results_file import (
     read_file,
     records,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from numpy.typing import NDArray
 
 # A line takes about 80 bytes: room for 1000 cells with 200 rounds of 10 samples each.
 MOST_BYTES, MOST_SAMPLES = 160 << 20, 2_000_000
@@ -158,30 +154,22 @@ def without_samples(results: Path, rows: Sequence[Mapping[str, str]]) -> list[Ma
 
 def read_samples(results: Path) -> dict[tuple[str, str], Rounds]:
     """Samples in ms, by round, of each run and cell of a results file; raises UsageError."""
-    table, numbers, milliseconds = _sample_table(results)
-    runs, cells = (table[name].cat for name in ("run_id", "cell"))
-    places = np.stack([numbers, cells.codes, runs.codes])
-    order = np.lexsort(places)
-    places, samples = places[:, order], milliseconds[order].tolist()
-    starts = np.flatnonzero(np.diff(places, prepend=-1).any(axis=0))
-    names = zip(runs.categories[places[2, starts]], cells.categories[places[1, starts]], strict=True)
-    found: dict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
-    for name, (start, end) in zip(names, pairwise([*starts.tolist(), len(samples)]), strict=True):
-        found[name].append(tuple(samples[start:end]))
-    return {name: tuple(rounds) for name, rounds in found.items()}
+    found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for lines, rounds, milliseconds in _samples_by_cell(results):
+        by_round = found[lines[0][0], lines[0][1]]
+        for number, sample in zip(rounds, milliseconds, strict=True):
+            by_round[number].append(sample)
+    return {key: tuple(tuple(by_round[i]) for i in sorted(by_round)) for key, by_round in found.items()}
 
 
-def samples_named(results: Path, names: Collection[tuple[str, str]]) -> pd.DataFrame:
-    """The lines of the samples file beside a results file that are of these runs and cells: checked texts by column.
-
-    Raises UsageError.
-    """
-    table, _, _ = _sample_table(results)
-    return table[[name in names for name in zip(table["run_id"], table["cell"], strict=True)]]
+def sample_records(results: Path) -> Iterator[list[str]]:
+    """The lines of the samples file beside a results file: checked texts under SAMPLE_COLUMNS; raises UsageError."""
+    for lines, _, _ in _samples_by_cell(results):
+        yield from lines
 
 
-def _sample_table(results: Path) -> tuple[pd.DataFrame, NDArray[np.int64], NDArray[np.float64]]:
-    """All lines of a samples file as checked texts, with their rounds and samples in ms: there may be two million."""
+def _samples_by_cell(results: Path) -> Iterator[tuple[list[list[str]], list[int], list[float]]]:
+    """The same lines by cell, with their rounds and samples in ms, checked together: there may be two million."""
     path = find_samples(results)
     if not path.exists():
         raise UsageError(
@@ -190,21 +178,23 @@ def _sample_table(results: Path) -> tuple[pd.DataFrame, NDArray[np.int64], NDArr
     file = read_csv(path, MOST_BYTES, MOST_SAMPLES)
     if tuple(file.header) != SAMPLE_COLUMNS:
         raise UsageError(f"{path} is not a samples file of mtabench; expected the columns {', '.join(SAMPLE_COLUMNS)}")
-    table = file.frame().astype(dict.fromkeys(SAMPLE_COLUMNS[:-1], "category"))  # of the same few texts
-    rounds = table["round"].cat
-    try:
-        numbers = np.array([int(fields.count(text)) for text in rounds.categories], dtype=np.int64)
-        milliseconds = np.array(fields.positives(table["ms"].tolist()))
-    except ValueError:
-        lines = enumerate(table.itertuples(index=False), start=file.first)
-        number, line = next(one for one in lines if not _is_sample(one[1]))
-        raise UsageError(f"line {number} of {path} is not a sample: {quoted(','.join(line))}") from None
-    return table, numbers[rounds.codes], milliseconds
+    number_of = cache(lambda text: int(fields.count(text)))  # of the same few texts in every cell
+    first = 2
+    for _, group in groupby(file.records, key=itemgetter(0, 1)):
+        lines = list(group)
+        try:
+            rounds = [number_of(record[2]) for record in lines]
+            milliseconds = fields.positives([record[4] for record in lines])
+        except ValueError:
+            number, record = next(one for one in enumerate(lines, start=first) if not _is_sample(one[1]))
+            raise UsageError(f"line {number} of {path} is not a sample: {quoted(','.join(record))}") from None
+        yield lines, rounds, milliseconds
+        first += len(lines)
 
 
-def _is_sample(line: Sequence[str]) -> bool:
+def _is_sample(record: Sequence[str]) -> bool:
     try:
-        return bool(fields.count(line[2]) and fields.positive(line[4]))
+        return bool(fields.count(record[2]) and fields.positive(record[4]))
     except ValueError:
         return False
 

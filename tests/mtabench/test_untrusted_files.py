@@ -4,7 +4,6 @@ import csv
 import io
 import os
 import signal
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -114,18 +113,16 @@ def test_a_file_with_any_piece_changed_is_read_or_refused_in_a_sentence(tmp_path
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.integers(0, 200), st.integers(0, 3), st.sampled_from(PIECES) | st.text('1,.\n\r"', max_size=4).map(str.encode)
-)
+@given(st.integers(7, 200), st.integers(0, 3), st.sampled_from(PIECES) | st.text("1,.\n\r", max_size=4).map(str.encode))
 def test_plain_lines_are_read_fast_as_they_are_with_care(tmp_path, valid, start, length, piece):
     path = tmp_path / "samples.csv"
-    path.write_bytes(valid[1][:start] + piece + valid[1][start + length :])
+    content = valid[1][:start] + piece.replace(b'"', b"") + valid[1][start + length :]
     found = []
-    for careful in (False, True):
+    for same in (content, b'"run_id",' + content[7:]):  # the second is read with care for its quotes
+        path.write_bytes(same)
         try:
             file = csv_reading.read_csv(path, 1 << 20, 1000)
-            file = replace(file, plain=None) if careful else file
-            found.append((file.header, file.frame().to_numpy().tolist() if file.header else []))
+            found.append((file.header, list(file.records)))
         except UsageError as error:
             found.append(str(error))
     assert found[0] == found[1]
