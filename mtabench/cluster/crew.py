@@ -91,9 +91,10 @@ class Crew:
             if what == "ended":
                 # Killed: it failed because its worker is gone, which is told by itself.
                 killed = value.status == "error" and isinstance(value.exception(timeout=ANSWER_S), KilledWorker)
+                cancelled = value.status == "cancelled"
                 if self._sent.get(worker) is not value or killed:
                     continue
-                self._check_connection(value.status == "cancelled")
+                self._check_connection(cancelled)
                 ended[worker] = self._sent.pop(worker)
             elif what == "add-worker":
                 came.add(worker)
