@@ -143,11 +143,6 @@ def _latex_row(cells: Sequence[str]) -> str:
     return f"{' & '.join(cells)} \\\\"
 
 
-def json_lines(rows: Rows) -> str:
-    """Every column of every row, a JSON object a line, null where nothing is known."""
-    return "".join(f"{json.dumps(values_of(row), allow_nan=False)}\n" for row in rows)
-
-
 class Format(NamedTuple):
     """A format with the suffix of its files. It is chosen by its name alone if it is `named`, else also by its suffix.
 
@@ -166,7 +161,7 @@ FORMATS: Mapping[str, Format] = {
     "latex": Format(".tex", latex),
     "parquet": Format(".parquet", parquet, printed=False),
     "csv": Format(".csv", spreadsheet, printed=False),
-    "jsonl": Format(".jsonl", json_lines),
+    "jsonl": Format(".jsonl", lambda rows: "".join(f"{json.dumps(values_of(row), allow_nan=False)}\n" for row in rows)),
     "flashinfer-trace": Format(
         ".jsonl", flashinfer_trace.flashinfer_trace, named=True, left_out=flashinfer_trace.left_out
     ),

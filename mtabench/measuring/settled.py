@@ -55,13 +55,27 @@ def limit_of(row: Row) -> float:
     return max(target_of(row), MUCH_WIDER * (_number(row, "ci_typical") or 0.0))
 
 
+class TypicalHalf:
+    """The median of half the intervals of rows that come one after another; None of few, and within their target."""
+
+    def __init__(self) -> None:
+        self._halves: list[float] = []
+        self._target = 0.0
+
+    def add(self, rows: Iterable[Row]) -> float | None:
+        """The same with these rows."""
+        found = [(half, target_of(row)) for row in rows if (half := half_interval_of(row)) is not None]
+        self._halves = sorted([*self._halves, *(half for half, _ in found)])  # which is quick for what is sorted
+        self._target = max([self._target, *(target for _, target in found)])
+        if len(self._halves) < FEWEST_TYPICAL:
+            return None
+        typical = statistics.median(self._halves)
+        return typical if typical > self._target + ROUNDING else None
+
+
 def typical_half(rows: Iterable[Row]) -> float | None:
-    """The median of half the intervals of these rows; None of few rows, and if it is within their target."""
-    halves = [(half, target_of(row)) for row in rows if (half := half_interval_of(row)) is not None]
-    if len(halves) < FEWEST_TYPICAL:
-        return None
-    typical = statistics.median(half for half, _ in halves)
-    return typical if typical > max(target for _, target in halves) + ROUNDING else None
+    """That of these rows."""
+    return TypicalHalf().add(rows)
 
 
 def was_crowded(row: Row) -> bool:

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from mtabench.errors import UsageError
@@ -30,9 +31,10 @@ class FileLock:
 
     def check(self) -> None:
         """Raise UsageError, touching nothing, if another process holds the lock."""
-        for opened, take in ((self._open, self._take), (self._open_itself, self.take_itself)):
+        itself = partial(os.open, self._path)
+        for opened, take in ((self._open, self._take), (itself, self.take_itself)):
             try:
-                descriptor = opened(os.O_RDONLY)
+                descriptor = opened(os.O_RDONLY | os.O_NONBLOCK)
             except OSError:  # no such file, or no such folder: nobody holds it
                 continue
             try:
@@ -60,9 +62,6 @@ class FileLock:
             if error.errno != errno.ELOOP:
                 raise
             raise UsageError(f"{self._side_file} is a link, and a lock would overwrite its file; remove it") from None
-
-    def _open_itself(self, flags: int) -> int:
-        return os.open(self._path, flags | os.O_NONBLOCK)
 
     def acquire(self, command: str) -> None:
         """Take the lock or raise UsageError, naming its holder; OSError if the side file can't be made."""

@@ -53,7 +53,7 @@ def merge(pairs: Sequence[tuple[Path, Path]], base: Path, head: Path) -> list[st
     notes = []
     for key in keys:
         measured = [two for two in zip(*sides, strict=True) if any(key in process.rows for process in two)]
-        kept = [two for two in measured if not any(_is(process, key, "invalid") for process in two)]
+        kept = [two for two in measured if not any(one.rows.get(key, {}).get("status") == "invalid" for one in two)]
         for number, rows in enumerate(merged):
             row = _merged_row([two[number] for two in measured], [two[number] for two in kept], key)
             if row is not None:
@@ -67,10 +67,6 @@ def merge(pairs: Sequence[tuple[Path, Path]], base: Path, head: Path) -> list[st
         with Writer(path) as writer:
             writer.write(list(rows.values()), _samples(side, rows.values()))
     return notes
-
-
-def _is(process: _Process, key: Key, status: str) -> bool:
-    return key in process.rows and process.rows[key]["status"] == status
 
 
 def _merged_row(measured: Sequence[_Process], kept: Sequence[_Process], key: Key) -> Row | None:

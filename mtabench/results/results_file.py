@@ -137,7 +137,12 @@ def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
     texts = map(list, zip(*file.records, strict=True))
     columns = {name: next(texts, []) for name in header}
     columns |= {name: [""] * len(columns["schema_version"]) for name in LATER_COLUMNS if name not in columns}
-    _check_version(path, columns["schema_version"], file.first)
+    for number, version in enumerate(columns["schema_version"], start=file.first):
+        if version != str(SCHEMA_VERSION):
+            raise UsageError(
+                f"{path} has schema version {version[:20] or '(none)'} in line {number}, "
+                f"and this mtabench reads version {SCHEMA_VERSION}"
+            )
     for column in TABLE:
         if column.field.check:
             columns[column.name] = _checked(path, file.first, column.name, columns[column.name], column.field.check)
@@ -176,15 +181,6 @@ def records(columns: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
     values |= {name: [float(text or "nan") for text in columns[name]] for name in NUMERIC_COLUMNS}
     values["causal"] = [text == "true" for text in columns["causal"]]
     return [dict(zip(COLUMNS, row, strict=True)) for row in zip(*values.values(), strict=True)]
-
-
-def _check_version(path: Path, versions: Sequence[str], first: int) -> None:
-    for number, version in enumerate(versions, start=first):
-        if version != str(SCHEMA_VERSION):
-            raise UsageError(
-                f"{path} has schema version {version[:20] or '(none)'} in line {number}, "
-                f"and this mtabench reads version {SCHEMA_VERSION}"
-            )
 
 
 def _checked(path: Path, first: int, name: str, texts: Sequence[str], check: Check) -> list[str]:

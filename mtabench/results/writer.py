@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.git import make_folder
-from mtabench.measuring.settled import typical_half
+from mtabench.measuring.settled import TypicalHalf
 from mtabench.results.csv_reading import is_whole, read_csv
 from mtabench.results.lock import FileLock
 from mtabench.results.outputs import check_folder, written
@@ -87,6 +87,8 @@ class Writer:
                 file.open()
             self._again = set(again)
             self.done = {key: row for row in _check_file(path, resume) if (key := key_of_row(row)) not in self._again}
+            self._typical = TypicalHalf()
+            self._typical.add(self.done.values())
             for file, columns in zip(self._files.values(), (COLUMNS, SAMPLE_COLUMNS), strict=True):
                 _prepare(file.real, columns)
                 file.begin(columns)
@@ -99,9 +101,9 @@ class Writer:
 
         Rows that were just measured get what is typical of the run by then.
         """
-        new = [row for row in rows if "median_ms" in row and "ci_typical" not in row]
-        if new and (typical := typical_half([*self.done.values(), *new])) is not None:
-            for row in new:
+        typical = self._typical.add(rows)
+        for row in rows:
+            if typical is not None and "median_ms" in row and "ci_typical" not in row:
                 row["ci_typical"] = typical
         if lines := csv_text(samples):  # before the rows, so that every row in the file has its samples
             self._files[self.samples_path].append(lines)

@@ -12,9 +12,12 @@ from rich.cells import cell_len
 from written_runs import case, rounds, write_run
 
 from mtabench.console import significant
+from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import read_file, samples_path
+from mtabench.results.rows import cell_row
 from mtabench.results.runs import read_run
 from mtabench.results.sparklines import drift, sparkline
+from mtabench.results.writer import Writer
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "results" / "nvidia-h200").glob("[bdf]*.csv"))
@@ -259,6 +262,17 @@ def test_work_grows_as_the_rows_do(mtabench, tmp_path, words):
     _, one, two, four = found
     assert two - one > 0
     assert four - two < 2.5 * (two - one)
+
+
+def test_a_row_is_written_as_fast_whatever_the_file_has(tmp_path):
+    facts, times = (
+        RunFacts("a", "2026-01-02T03:04:05Z", {}),
+        {"median_ms": 1.0, "ci95_low_ms": 0.9, "ci95_high_ms": 1.1},
+    )
+    with Writer(tmp_path / "a.csv") as writer:
+        rows = [[cell_row(case(seq), facts, "ok") | times] for seq in range(1, 103)]
+        found = [calls(partial(writer.write, row)) for row in rows]
+    assert found[-1] < 1.5 * found[1]
 
 
 def test_a_sample_takes_few_calls(tmp_path):
