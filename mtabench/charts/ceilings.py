@@ -23,7 +23,7 @@ from mtabench.console import flop_unit
 from mtabench.problem.case import CACHED_PASSES
 
 if TYPE_CHECKING:
-    from mtabench.measuring.ceilings import Ceilings as KeptCeilings
+    from mtabench.measuring.ceilings import Ceilings
 
 COPYING, READING = "copy bandwidth", "read bandwidth"
 FILE_NAME = "ceilings.json"
@@ -38,7 +38,7 @@ class Memory(NamedTuple):
     name: str
 
 
-class Ceilings(NamedTuple):
+class DrawnCeilings(NamedTuple):
     """Rates in TFLOP/s and GB/s, None where nothing is known, and for the caption where they come from."""
 
     matmul_tflops: float | None
@@ -58,7 +58,7 @@ def intensity(cells: pd.DataFrame) -> pd.Series:
     return cells["useful_tflops"] / cells["gbytes_s"] * 1e3
 
 
-def known_ceilings(cells: pd.DataFrame) -> Ceilings:
+def known_ceilings(cells: pd.DataFrame) -> DrawnCeilings:
     """The ceilings of cells of one device and dtype, as far as they hold for these cells.
 
     The note has them in the unit that suits the cells' rates.
@@ -88,7 +88,7 @@ def known_ceilings(cells: pd.DataFrame) -> Ceilings:
         note = f"the device's ceilings are unknown: neither the rows nor a {FILE_NAME} tell them"
     elif decode.any() and rates.get("copy_gbytes_s") and "read_gbytes_s" not in rates:
         note += "; reading alone, which may be faster, was not measured"
-    return Ceilings(rates.get("matmul_tflops"), rates.get("copy_gbytes_s"), rates.get("read_gbytes_s"), note)
+    return DrawnCeilings(rates.get("matmul_tflops"), rates.get("copy_gbytes_s"), rates.get("read_gbytes_s"), note)
 
 
 def _rate(
@@ -124,7 +124,7 @@ def _level(heights: pd.Series, intensities: pd.Series) -> float | None:
     return float(np.median(heights[top]))
 
 
-def _kept(cells: pd.DataFrame) -> list[KeptCeilings]:
+def _kept(cells: pd.DataFrame) -> list[Ceilings]:
     """What `ceilings.json` beside the results says of the places where the cells were measured."""
     places = cells[["folder", "device", "driver", "torch", "dtype"]].drop_duplicates()
     found = []

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtabench.charts.ceilings import FILE_NAME, Ceilings, known_ceilings
+from mtabench.charts.ceilings import FILE_NAME, DrawnCeilings, known_ceilings
 from mtabench.charts.data import read_cells
 from mtabench.console import make_console, say, significant
 from mtabench.errors import UsageError
@@ -103,13 +103,13 @@ def _shared(rows: Sequence[Placed]) -> list[str]:
     return sorted(set.intersection(*facts) | (steps if len(steps) == 1 else set())) if facts else []
 
 
-def _rates(ceilings: Ceilings, case: Case) -> tuple[float, float] | None:
+def _rates(ceilings: DrawnCeilings, case: Case) -> tuple[float, float] | None:
     """The ceilings that hold for a cell: of products in TFLOP/s and of memory in GB/s; None if one is not known."""
     memory = ceilings.memory(case.pass_).gbytes_s
     return (ceilings.matmul_tflops, memory) if ceilings.matmul_tflops and memory else None
 
 
-def _ceilings(cells: Any, device: str) -> tuple[Ceilings, str]:
+def _ceilings(cells: Any, device: str) -> tuple[DrawnCeilings, str]:
     """The ceilings of the device of these cells, and in words where they come from."""
     found = known_ceilings(cells)
     passes = set(cells["pass"])

@@ -19,7 +19,7 @@ USUAL_ROUNDS = 20  # until a time is known well enough
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class GuessedRates:
     """FLOP/s of dense and of fused work, seconds to compile, and what the float64 check takes.
 
     `checked_scores` is the size of its sample, `score_s` the seconds for each; backward, a whole head is checked.
@@ -34,8 +34,8 @@ class Rates:
 
 # Seen on a small CPU and an H200.
 RATES = {
-    "cuda": Rates(dense=4e12, fused=1.5e14, compile_s=8.0, checked_scores=2**28, score_s=4e-9),
-    "cpu": Rates(dense=7e9, fused=4e10, compile_s=8.0, checked_scores=2**22, score_s=1e-6),
+    "cuda": GuessedRates(dense=4e12, fused=1.5e14, compile_s=8.0, checked_scores=2**28, score_s=4e-9),
+    "cpu": GuessedRates(dense=7e9, fused=4e10, compile_s=8.0, checked_scores=2**22, score_s=1e-6),
 }
 
 

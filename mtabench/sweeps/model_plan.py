@@ -34,9 +34,11 @@ class _Size:
 def make_model_plan(options: Options, device: str | None = None) -> Plan:
     """Expand the options into cells; raises UsageError, in one sentence, for what a sweep could not do."""
     check_measuring(options)
-    _Axes.of(options, "cpu")  # so that a slip of the fingers is told before torch is imported to look for the device
+    _ModelAxes.of(
+        options, "cpu"
+    )  # so that a slip of the fingers is told before torch is imported to look for the device
     options, device = settle_model(options, device)
-    given = _Axes.of(options, device)
+    given = _ModelAxes.of(options, device)
     names = list(dict.fromkeys(impl.name for impl in given.impls))
     baseline, notes = find_model_baseline(options.baseline, names)
     shown = {
@@ -71,7 +73,7 @@ def find_model_baseline(name: str | None, measured: Sequence[str]) -> tuple[str 
 
 
 @dataclass(frozen=True, slots=True)
-class _Axes:
+class _ModelAxes:
     """The axes as values."""
 
     modes: list[str]
@@ -84,7 +86,7 @@ class _Axes:
     impls: list[Implementation]
 
     @classmethod
-    def of(cls, options: Options, device: str) -> _Axes:
+    def of(cls, options: Options, device: str) -> _ModelAxes:
         """Every axis read on its own, with the defaults of that device where nothing was typed."""
         typed = {name: text for name in (*DEFAULTS["cpu"], "preset", *COMMON) if (text := getattr(options, name))}
         if "preset" in typed and (own := [name for name in SIZES if name in typed]):
