@@ -34,9 +34,7 @@ class _Size:
 def make_model_plan(options: Options, device: str | None = None) -> Plan:
     """Expand the options into cells; raises UsageError, in one sentence, for what a sweep could not do."""
     check_measuring(options)
-    _ModelAxes.of(
-        options, "cpu"
-    )  # so that a slip of the fingers is told before torch is imported to look for the device
+    _ModelAxes.of(options, "cpu")  # a slip of the fingers is refused before torch is imported to look for the device
     options, device = settle_model(options, device)
     given = _ModelAxes.of(options, device)
     names = list(dict.fromkeys(impl.name for impl in given.impls))
