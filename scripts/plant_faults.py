@@ -65,6 +65,8 @@ def _found_by(fault, package: Path) -> str:
         os._exit(_tested(fault.tests, report))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     source.write_text(text)
+    if code < 0:
+        return f"the process ended by signal {-code}"
     if code not in (0, FAILED):
         raise RuntimeError(f"{fault.name}: pytest ended with {code}\n{report.read_text()}")
     failed = [line for line in report.read_text().splitlines() if line.startswith("FAILED")]

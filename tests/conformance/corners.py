@@ -10,13 +10,15 @@ from typing import Any
 from zlib import crc32
 
 from fuzz.calls import PUBLIC
-from fuzz.cases import FuzzCase
+from fuzz.cases import AFTER, MIXERS, STATE, FuzzCase, Parts
 from kernel_inputs import DEVICE
 
 from conformance.kernels import EAGER, Kernels
 
 Corner = dict[str, Any]
-EVERY = ("q", "k", "v", "weight", "grad_out", "q_history")
+EVERY = ("q", "k", "v", "weight", "grad_out", "q_history", *MIXERS, *AFTER)
+OF_PARTS = {"gate": "", "gate_bias": False, "mixings": "near identity", "norm_eps": None, "depth": None, "dropout": 0.0}
+NAMED = (*MIXERS, "in_float32", *OF_PARTS)  # what a corner may have otherwise than its kind
 DOCUMENTS = (0, 0, 1, 3, 33, 33, 70)  # two of no token, one of one
 
 
@@ -47,6 +49,7 @@ CORNERS: dict[str, Corner] = {
     "equal scores": {"values": "equal", "weight": "one tap"},
     "keys of zero": {"values": "zero keys", "seq_len": 33},
     "a huge key": {"values": "huge key", "probe": "future"},
+    "a huge key after a tiny scale": {"values": "huge key", "scale": 1e-7, "seq_len": 33},
     "a huge value": {"values": "huge value", "probe": "future"},
     "the identity": {"weight": "identity", "seq_len": 33, "layouts": laid_out("padded", "rows apart")},
     "a weight of float32": {"weight_dtype": "fp32", "seq_len": 33, "layouts": laid_out("columns first", "steps")},
@@ -92,36 +95,122 @@ STEPS: dict[str, Corner] = {
 }  # fmt: skip
 
 
-def case_of(kernels: Kernels, name: str) -> FuzzCase | None:
+MTA_CORNERS: dict[str, Corner] = {
+    "one token": {"batch": 2, "seq_len": 1},
+    "fewer tokens than taps": {"seq_len": 3, "batch": 2, "probe": "other sequences", "values": "uneven"},
+    "chunks of rows": {"chunk_rows": 32, "probe": "future", "twice": True},
+    "every key seen": {
+        "kind": "other", "heads": 4, "kv_heads": 2, "seq_len": 36, "chunk_rows": 32, "probe": "other heads",
+        "layouts": laid_out("permuted", "columns first", "padded"),
+    },
+    "documents": {
+        "bounds": (0, 0, 1, 3, 21, 21, 44), "chunk_rows": 32, "values": "uneven", "probe": "other documents",
+    },
+    "documents in which every key is seen": {
+        "kind": "other", "bounds": (0, 20, 21, 40), "probe": "other documents", "layouts": laid_out("steps"),
+    },
+    "the last rows of a prompt": {  # a run of rows ends where keys of a block begin
+        "seq_len": 155, "query_rows": 40, "chunk_rows": 16, "probe": "future",
+        "layouts": laid_out("offset", "rows apart"),
+    },
+    "heads mixed alone": {"kind": "wide", "chunk_rows": 32, "probe": "future"},
+    "documents of heads mixed alone": {"kind": "wide", "bounds": (0, 3, 3, 50), "chunk_rows": 32},
+    "many heads": {"kind": "wide", "heads": 40, "kv_heads": 8, "seq_len": 20},
+    "convolved after alone": {"seq_len": 36, "pre_conv": False, "pre_mix": 0, "post_mix": 0, "scale": -0.3},
+    "convolved and mixed after": {"seq_len": 20, "post_conv": None, "gate": "full", "gate_bias": True, "norm_eps": 0.1},
+    "parts of a batch": {"batch": 3, "seq_len": 20, "chunk_rows": 16, "chunk_bytes": 1 << 16},
+    "a scale of zero": {"seq_len": 13, "scale": 0.0, "post_mix": 0, "layouts": laid_out("expanded", "expanded heads")},
+    "scores of 60000": {"kind": "wide", "seq_len": 20, "values": "large scores"},
+    "a huge key": {"seq_len": 20, "values": "huge key", "pre_conv": False, "gate": ""},
+    "by the module": {"seq_len": 13, "way": "module", "in_float32": (), "gate_bias": True, "norm_eps": 1e-5},
+    "under autocast": {"seq_len": 13, "way": "autocast"},
+    "some gradients": {"seq_len": 20, "wanted": ("k", "post_conv"), "way": "again", "pre_mix": 0},
+    "dropout": {"seq_len": 13, "dropout": 0.5, "twice": True},
+}  # fmt: skip
+MTA_STEPS: dict[str, Corner] = {
+    "ragged": {"lengths": (40, 0, 70, 1, 5), "query_rows": 2, "probe": "other sequences", "twice": True},
+    "from the first token": {"lengths": (5, 3), "query_rows": 5, "kind": "other", "splits": 1, "gate": "one"},
+    "a sequence in the place of another": {"lengths": (9, 33), "query_rows": 3, "replaced": (1, 1), "splits": 3},
+    "more programs than keys": {"lengths": (9, 1, 12), "splits": 16, "kind": "wide", "twice": True},
+    "groups of heads": {
+        "lengths": (33, 7), "heads": 4, "kv_heads": 2, "kind": "other", "probe": "other heads", "older": 2,
+        "layouts": (
+            ("q", "columns first"), ("k", "transposed"), ("v", "transposed"), ("pre_conv", "steps"),
+            ("post_mix", "permuted"), ("norm_weight", "steps"), *((name, "steps") for name in STATE),
+        ),
+    },
+    "pages": {"lengths": (16, 65), "page_size": 16, "probe": "beyond lengths", "splits": 2, "gate": "full"},
+    "wide heads in pages": {"lengths": (16, 65), "page_size": 64, "kind": "wide", "gate_bias": True},
+    "many keys": {"lengths": (300,), "gate_bias": True},
+    "convolved before alone": {"lengths": (40, 3), "post_conv": None, "post_mix": 0, "scale": -0.3},
+    "convolved after alone": {"lengths": (40, 3), "pre_conv": False, "pre_mix": 0, "post_mix": 0, "query_rows": 2},
+    "scores of 60000": {"lengths": (40,), "values": "large scores", "query_rows": 2},
+    "under autocast": {"lengths": (20,), "way": "autocast", "query_rows": 2},
+}  # fmt: skip
+TABLES = {
+    ("conv-attention", False): CORNERS, ("conv-attention", True): STEPS,
+    ("mta", False): MTA_CORNERS, ("mta", True): MTA_STEPS,
+}  # fmt: skip
+
+
+def corners_of(kernels: Kernels) -> dict[str, Corner]:
+    """Their table."""
+    table = TABLES[kernels.op, kernels.decode]
+    return {name: table[name] for name in kernels.corners} if kernels.corners else table
+
+
+def case_of(kernels: Kernels, name: str, **changes: Any) -> FuzzCase | None:
     """A corner for kernels, None if they have no such call."""
-    given: Corner = {"heads": 2, "kv_heads": 1, "batch": 1, "kind": "usual", "form": "whole"}
-    given |= (STEPS if kernels.decode else CORNERS)[name]
-    given.setdefault("seq_len", given.get("bounds", (70,))[-1])
-    given |= getattr(kernels, given.pop("kind"))
-    given.setdefault("query_rows", given["seq_len"])
+    corner = TABLES[kernels.op, kernels.decode][name] | changes
+    of_kind = getattr(kernels, corner.get("kind", "usual"))
+    given: Corner = {"heads": 2, "kv_heads": 1, "batch": 1, "form": "whole", "weight_dtype": of_kind["dtype"]}
+    given |= corner | of_kind | {name: x for name, x in corner.items() if name in changes or name in NAMED}
+    given.pop("kind", None)
     if kernels.decode:
-        given["causal"] = True
-        given["form"] = "paged" if "page_size" in given else "contiguous"
-    elif "bounds" in given:
-        given["form"] = "packed"
-    elif given["query_rows"] < given["seq_len"]:
-        given["form"] = "chunk"
+        given |= {"causal": True, "form": "paged" if "page_size" in given else "contiguous"}
+    else:
+        given.setdefault("seq_len", given.get("bounds", (70,))[-1])
+        given.setdefault("query_rows", given["seq_len"])
+        if "bounds" in given:
+            given["form"] = "packed"
+        elif given["query_rows"] < given["seq_len"]:
+            given["form"] = "chunk"
     if given["form"] not in kernels.forms or not _is_called(kernels, given):
         return None
-    given.setdefault("weight_dtype", given["dtype"])
+    if kernels.op == "mta":
+        given["parts"] = _parts(given)
+    looks_back = given["query_taps"] - 1 + (given["parts"].post_taps[0] - 1 if "parts" in given else 0)
     if kernels.decode:
-        given |= _of_step(given)
+        given |= _of_step(given, looks_back)
+    elif given["form"] == "chunk":
+        given.setdefault("history", looks_back)
     given["pass_"] = "decode" if kernels.decode else "bwd" if kernels.gradients else "fwd"
-    given.setdefault("wanted", ("q", "k", "v", "weight"))
+    given.setdefault("wanted", ("q", "k", "v", *(given["parts"].names if "parts" in given else ("weight",))))
     if given["pass_"] != "bwd":
         given["wanted"] = ()
     defaults: dict[str, Any] = {
-        "seed": 0, "number": crc32(name.encode()) // 10 * 10 + 1, "op": "conv-attention", "backend": kernels.backend,
+        "seed": 0, "number": crc32(name.encode()) // 10 * 10 + 1, "op": kernels.op, "backend": kernels.backend,
         "device": DEVICE, "scale": None, "weight": "random", "values": "normal", "way": "plain", "twice": False,
         "probe": "none", "head_chunk": None, "chunk_rows": None, "chunk_bytes": None, "bounds": (), "lengths": (),
         "lengths_dtype": "", "page_size": None, "splits": "auto", "layouts": (), "history": 0,
     }  # fmt: skip
     return FuzzCase(**defaults | given)
+
+
+def _parts(given: Corner) -> Parts:
+    """Those of a case, which the corner no longer has then."""
+
+    def shape(size: int) -> tuple[int, ...]:
+        heads = given["heads"]
+        return () if not size else (heads, heads) if size < 0 else (heads // size, size, size)
+
+    found = {name: given.pop(name) for name in MIXERS} | {"in_float32": given.pop("in_float32")}
+    found |= {name: given.pop(name, default) for name, default in OF_PARTS.items()}
+    found |= {name: shape(found[name]) for name in ("pre_mix", "post_mix")}
+    if not found["pre_conv"]:
+        given["query_taps"] = given["key_taps"] = 1
+    rows = {"": 0, "one": 1, "full": given["head_dim"]}[found["gate"]]
+    return Parts(**found | {"gate": (rows, given["head_dim"]) if rows else ()})
 
 
 def _is_called(kernels: Kernels, given: Corner) -> bool:
@@ -130,15 +219,16 @@ def _is_called(kernels: Kernels, given: Corner) -> bool:
     return not (
         (not public and ("head_chunk" in given or given.get("way", "plain") != "plain"))
         or ("splits" in given and kernels.backend == EAGER and public)
+        or ("dropout" in given and kernels.backend != EAGER)
         or ("wanted" in given and not kernels.gradients)
     )
 
 
-def _of_step(given: Corner) -> Corner:
+def _of_step(given: Corner, looks_back: int) -> Corner:
     """The numbers of a decode's case."""
-    lengths, page, looks_back = given["lengths"], given.get("page_size", 1), given["query_taps"] - 1
+    lengths, page, steps = given["lengths"], given.get("page_size", 1), given.get("query_rows", 1)
     return {
-        "batch": len(lengths), "lengths_dtype": ("int32", "int64")[len(lengths) % 2],
-        "seq_len": -(-(max(lengths) + 2) // page) * page, "query_rows": 1,
-        "history": min(looks_back, max(lengths) - 1) + given.pop("older", 0),
+        "batch": len(lengths), "lengths_dtype": ("int32", "int64")[len(lengths) % 2], "query_rows": steps,
+        "seq_len": -(-(max(lengths) + 2) // page) * page,
+        "history": max(0, min(looks_back, max(lengths) - steps)) + given.pop("older", 0),
     }  # fmt: skip

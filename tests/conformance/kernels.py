@@ -15,6 +15,7 @@ from torch import Tensor
 from mta_ladder import attention, cuda_conv
 
 Kind = dict[str, Any]
+Taps = tuple[int, int]
 EAGER = "eager"  # the reference, or whatever `operation` has in its place
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
@@ -27,7 +28,7 @@ def kind(dtype: str, head_dim: int, taps: tuple[int, int], pad_key: str = "both"
 
 @dataclass(frozen=True)
 class Kernels:
-    """Kernels of conv attention by their `backend`, for cases of three kinds.
+    """Kernels of an operation by their `backend`, for cases of three kinds.
 
     `played` names the fixture that emulates their GPU on a CPU. `forms` are the forms of a case that they run.
     """
@@ -43,6 +44,9 @@ class Kernels:
     decode: bool = False
     operation: Operation = PUBLIC
     needs: bool = True  # of the GPU, if there is one
+    op: str = "conv-attention"
+    switches: tuple[str, ...] | None = None  # of multi-token attention: those of `stages` that are on
+    corners: tuple[str, ...] = ()  # some of the table; all if none is named
 
     def __str__(self) -> str:
         return self.name + " decode" * self.decode
@@ -54,6 +58,8 @@ class Kernels:
 
     def run(self, request: pytest.FixtureRequest) -> Any:
         """Start their emulator, if they have one on this machine; its `seed` orders threads and copies."""
+        if self.switches is not None:
+            return request.getfixturevalue("cuda_stages")(self.switches, self.played)
         return request.getfixturevalue(self.played) if self.played and DEVICE == "cpu" else None
 
 
@@ -99,7 +105,52 @@ def ladder(name: str, **options: Any) -> Kernels:
     return Kernels(name, EAGER, **kinds, **given)
 
 
+def mixed(
+    dtype: str, head_dim: int, taps: Taps | None, after: Taps | None, mixings: tuple[int, int] = (-1, -1),
+    in_float32: tuple[str, ...] = (), **others: Any,
+) -> Kind:  # fmt: skip
+    """What kernels of multi-token attention are compiled for; `mixings` as in `fuzz.cases.Kind`."""
+    found = kind(dtype, head_dim, taps or (1, 1)) | {"pre_conv": taps is not None, "post_conv": after}
+    return found | {"pre_mix": mixings[0], "post_mix": mixings[1], "in_float32": in_float32} | others
+
+
 FLASH = {"usual": kind("fp16", 40, (1, 1)), "other": kind("bf16", 64, (1, 1), causal=False)}
+
+MTA_REFERENCE = {
+    "usual": mixed("fp32", 16, (3, 5), (2, 4), gate="one"),
+    "other": mixed("bf16", 17, (2, 9), (4, 3), (2, 2), pad_key="left", causal=False, norm_eps=0.1, depth=3),
+    "wide": mixed("bf16", 136, None, None),
+}
+MTA = {
+    "usual": mixed("fp16", 16, (3, 5), (2, 4), in_float32=("pre_conv", "post_mix", "gate_weight"), gate="one"),
+    "other": mixed("fp32", 20, (2, 9), (4, 3), (2, 2), pad_key="left", causal=False, norm_eps=0.1, depth=3),
+    "wide": mixed("fp16", 136, None, None, in_float32=("pre_mix",)),
+}
+MTA_CUDA = {
+    "usual": mixed("fp16", 16, (6, 11), (3, 8), in_float32=("post_conv", "pre_mix"), heads=3, kv_heads=1),
+    "other": MTA["other"] | {"dtype": "fp16", "mixings": "random"},
+    "wide": mixed("fp16", 40, (2, 3), (2, 3), heads=16, kv_heads=4),
+}  # fmt: skip
+MTA_ROWS = {"usual": mixed("fp16", 16, None, None), "other": mixed("fp16", 24, None, None, (2, 2), causal=False)}
+MTA_MIX = {
+    "usual": mixed("bf16", 16, None, None, in_float32=("pre_mix", "post_mix")),
+    "other": mixed("bf16", 48, None, None, (2, 2), causal=False),
+    "wide": mixed("bf16", 64, None, None, heads=10, kv_heads=2),
+}  # fmt: skip
+EIGHT_HEADS = {"heads": 8, "kv_heads": 8}
+MTA_DECODE = {
+    "usual": mixed("fp16", 16, (3, 5), (2, 4), in_float32=("pre_conv", "post_mix"), gate="one") | EIGHT_HEADS,
+    "other": mixed("fp16", 48, (2, 9), (4, 3), (2, 2), pad_key="left", norm_eps=0.1, depth=3) | EIGHT_HEADS,
+    "wide": mixed("fp16", 96, None, None, gate="full", norm_eps=1e-5) | EIGHT_HEADS,
+}
+CONVOLVED = ("chunks of rows", "every key seen", "documents", "the last rows of a prompt")
+BANDS = (*CONVOLVED, "convolved after alone")
+HEADS = (*CONVOLVED, "many heads", "one token", "documents in which every key is seen", "parts of a batch")
+MIXED_ALONE = (
+    "one token", "many heads", "heads mixed alone", "every key seen", "documents",
+    "documents in which every key is seen", "scores of 60000", "parts of a batch",
+)  # fmt: skip
+
 
 KERNELS = (
     Kernels("eager", EAGER, **REFERENCE),
@@ -125,6 +176,25 @@ KERNELS = (
     ladder("triton-pointer"),
     ladder("triton-descriptor"),
     ladder("triton-fmha"),
+    Kernels("mta-eager", EAGER, **MTA_REFERENCE, op="mta"),
+    Kernels("mta", "triton", **MTA, op="mta", switches=()),
+    Kernels("mta-bands", "triton", **MTA_CUDA, op="mta", switches=("BANDS",), played="bands", corners=BANDS),
+    Kernels(
+        "mta-heads", "triton", **MTA_CUDA, op="mta", switches=("HEADS", "BANDS", "BACKWARD_HEADS"), played="heads",
+        corners=HEADS,
+    ),
+    Kernels(
+        "mta-rows", "triton", **MTA_ROWS, wide=MTA["wide"], op="mta", switches=("ROWS",), played="rows",
+        corners=MIXED_ALONE,
+    ),
+    Kernels(
+        "mta-rows-sm80", "triton", **MTA_ROWS, wide=MTA["wide"], op="mta", switches=("ROWS",), played="rows of sm_80",
+        corners=("heads mixed alone", "documents"), needs=DEVICE == "cpu",
+    ),
+    Kernels(
+        "mta-mix", "triton", **MTA_MIX, op="mta", switches=("MIX", "ROWS"), played="mix", corners=MIXED_ALONE,
+        forms=("whole", "chunk"), gradients=DEVICE == "cuda", needs=DEVICE == "cpu" or HOPPER,
+    ),
 )  # fmt: skip
 DECODES = (
     Kernels("eager", EAGER, **REFERENCE, decode=True),
@@ -143,4 +213,7 @@ DECODES = (
         wide=kind("fp16", 128, (2, 9), "right"), played="emulated_cuda", forms=("contiguous",), decode=True,
         operation=Operation(decode=overlapping_decode),
     ),
+    Kernels("mta-eager", EAGER, **MTA_REFERENCE, decode=True, op="mta"),
+    Kernels("mta", "triton", **MTA, decode=True, op="mta"),
+    Kernels("mta-cuda", "triton", **MTA_DECODE, played="emulated_mta_decode", decode=True, op="mta"),
 )  # fmt: skip

@@ -9,14 +9,13 @@ from __future__ import annotations
 import pytest
 from fuzz.trial import try_case
 
-from conformance.corners import CORNERS, STEPS, case_of
+from conformance.corners import case_of, corners_of
 from conformance.kernels import DECODES, KERNELS, Kernels
 
 CASES = [
     pytest.param(kernels, name, id=f"{kernels}: {name}", marks=kernels.marks)
-    for table, every in ((CORNERS, KERNELS), (STEPS, DECODES))
-    for kernels in every
-    for name in table
+    for kernels in (*KERNELS, *DECODES)
+    for name in corners_of(kernels)
     if case_of(kernels, name) is not None
 ]
 
@@ -26,6 +25,6 @@ def test_corner(kernels: Kernels, name: str, request: pytest.FixtureRequest, mon
     case = case_of(kernels, name)
     assert case is not None
     kernels.run(request)
-    outcome = try_case(case, kernels.operation)
+    outcome = try_case(case, kernels.operation, thorough=True)
     assert not outcome.wrong, f"{outcome.wrong}\n{case.described()}"
     assert not outcome.refused

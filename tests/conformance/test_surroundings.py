@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,14 +11,21 @@ from fuzz.calls import Call, Results
 from fuzz.cases import UNFIT, FuzzCase
 from fuzz.inputs import Inputs, make_inputs
 from fuzz.poison import fresh_memory_is_nan
-from fuzz.probes import Probe, probe_of
+from fuzz.probes import probe_of
 from fuzz.trial import try_case
 from kernel_inputs import DEVICE, far_apart
 
-from conformance.corners import case_of
+from conformance.corners import case_of, corners_of
 from conformance.kernels import DECODES, EAGER, KERNELS, Kernels
 
 EVERY = (*KERNELS, *DECODES)
+PARTLY = (
+    "bands",
+    "heads",
+    "rows",
+    "rows of sm_80",
+)  # stages of multi-token attention, beside which Triton's read q, k and v
+TAPS = ("query_taps", "key_taps")
 SEEDS = range(5)  # of the emulator: how threads and copies interleave
 on_cpu = pytest.mark.skipif(DEVICE == "cuda", reason="a GPU has an order of its own, and no memory that is not there")
 
@@ -30,10 +36,11 @@ def of(chosen: list[Kernels]) -> pytest.MarkDecorator:
 
 
 def usual(kernels: Kernels, **changes: Any) -> FuzzCase:
-    """A case with whole tiles and a rest; of a decode with several programs."""
-    case = case_of(kernels, "ragged" if kernels.decode else "tiles and a rest")
+    """A case with whole tiles and a rest, or several chunks; of a decode with several programs."""
+    usual = ("ragged", "tiles and a rest", "chunks of rows", "heads mixed alone")
+    case = case_of(kernels, next(name for name in usual if name in corners_of(kernels)), **changes)
     assert case is not None
-    return replace(case, **changes)
+    return case
 
 
 def run(kernels: Kernels, inputs: Inputs) -> Results:
@@ -47,7 +54,8 @@ def run(kernels: Kernels, inputs: Inputs) -> Results:
 def test_any_order_of_threads(kernels: Kernels, request: pytest.FixtureRequest) -> None:
     """Gives the same bits; but for the published approach's dweight, which atomics add up."""
     played = kernels.run(request)
-    inputs, found = make_inputs(usual(kernels)), []
+    case = usual(kernels, seq_len=44) if kernels.switches else usual(kernels)
+    inputs, found = make_inputs(case), []
     for played.seed in SEEDS:
         found.append(run(kernels, inputs))
     for results in found[1:]:
@@ -55,61 +63,65 @@ def test_any_order_of_threads(kernels: Kernels, request: pytest.FixtureRequest) 
         assert not list(checks.same(kept, found[0], "order", "another order of threads"))
 
 
-def inputs_and_probe(kernels: Kernels, name: str, request: pytest.FixtureRequest) -> tuple[Inputs, Probe]:
-    """The inputs of a corner, and what changes those of others in it."""
+NEVER_MEET = [
+    pytest.param(kernels, name, id=f"{kernels}: {name}", marks=kernels.marks)
+    for kernels in EVERY
+    for name in ("ragged", "one program", "fewer tokens than taps", "heads at a time", "groups of heads")
+    if name in corners_of(kernels) and case_of(kernels, name) is not None
+]
+
+
+@pytest.mark.parametrize(("kernels", "name"), NEVER_MEET)
+def test_nan_stays_in_its_sequence_and_head(kernels: Kernels, name: str, request: pytest.FixtureRequest) -> None:
     kernels.run(request)
     case = case_of(kernels, name)
     assert case is not None
     inputs = make_inputs(case)
     probe = probe_of(inputs)
     assert probe is not None
-    return inputs, probe
-
-
-APART = [
-    pytest.param(kernels, name, id=f"{kernels}: {name}", marks=kernels.marks)
-    for kernels in KERNELS
-    for name in ("documents", "fewer tokens than taps", "every key seen")
-    if kernels.gradients and case_of(kernels, name) is not None
-]
-
-
-@pytest.mark.parametrize(("kernels", "name"), APART)
-def test_gradients_stand_apart(kernels: Kernels, name: str, request: pytest.FixtureRequest) -> None:
-    """Those of a document, a sequence or a head have the same bits whatever the others hold, as its output has."""
-    inputs, probe = inputs_and_probe(kernels, name, request)
-    found, changed = (Call(inputs, kernels.operation, x).run() for x in ({}, probe.values))
-    assert not list(checks.same(found, changed, probe.check, probe.text, probe.rows))
-
-
-NEVER_MEET = [
-    pytest.param(kernels, name, id=f"{kernels}: {name}", marks=kernels.marks)
-    for kernels in EVERY
-    for name in (("ragged", "one program") if kernels.decode else ("fewer tokens than taps", "heads at a time"))
-    if case_of(kernels, name) is not None
-]
-
-
-@pytest.mark.parametrize(("kernels", "name"), NEVER_MEET)
-def test_nan_stays_in_its_sequence_and_head(kernels: Kernels, name: str, request: pytest.FixtureRequest) -> None:
-    inputs, probe = inputs_and_probe(kernels, name, request)
     spoiled = {name: x.masked_fill(x != inputs.values[name], torch.nan) for name, x in probe.values.items()}
     found, changed = (Call(inputs, kernels.operation, x).run(gradients=False) for x in ({}, spoiled))
     assert not list(checks.same(found, changed, probe.check, probe.text, probe.rows))
 
 
-@on_cpu
-@of([*EVERY])
-def test_rows_beyond_2_to_the_31(kernels: Kernels, request: pytest.FixtureRequest) -> None:
-    """Numbers from one token, head or sequence to the next, of which offsets do not fit 32 bits."""
+@of([x for x in KERNELS if x.op == "mta" and x.gradients and "documents" in corners_of(x)])
+def test_a_gradient_of_nan_stays_in_its_document(kernels: Kernels, request: pytest.FixtureRequest) -> None:
+    """Whatever products of tiles and the power of two of float16 have in common."""
     kernels.run(request)
-    sizes = {"batch": 3, "heads": 4, "kv_heads": 2, "seq_len": 3, "history": 2, "lengths": (3, 1, 2)}
-    case = usual(kernels, **sizes | ({} if kernels.decode else {"query_rows": 3, "history": 0, "lengths": ()}))
+    case = case_of(kernels, "documents", bounds=(0, 25, 40))
+    assert case is not None
+    inputs = make_inputs(case)
+    probe = probe_of(inputs)
+    assert probe is not None
+    grad = inputs.values["grad_out"]
+    spoiled = {"grad_out": grad.masked_fill(probe.values["grad_out"] != grad, torch.nan)}
+    found, changed = (Call(inputs, kernels.operation, x).run() for x in ({}, spoiled))
+    assert not list(checks.same(found, changed, probe.check, probe.text, probe.rows))
+
+
+@of([x for x in KERNELS if x.name in ("cuda", "hopper")])
+@pytest.mark.parametrize("seq_len", [59, 118, 119, 270])
+def test_blocks_and_chunks_of_rows(kernels: Kernels, seq_len: int, request: pytest.FixtureRequest) -> None:
+    """Of 6 taps a block has 118 rows: 59 of the first warpgroup's scores, and then the second's."""
+    kernels.run(request)
+    outcome = try_case(usual(kernels, seq_len=seq_len, head_dim=16, heads=1, probe="none"))
+    assert not outcome.wrong
+
+
+@on_cpu
+@of([x for x in EVERY if x.played not in PARTLY])
+def test_rows_beyond_2_to_the_31(kernels: Kernels, request: pytest.FixtureRequest) -> None:
+    """Numbers from one token, tap, head or sequence to the next, of which offsets do not fit 32 bits."""
+    kernels.run(request)
+    sizes = {"lengths": (3, 1, 2)} if kernels.decode else {"batch": 3, "heads": 4, "kv_heads": 2, "seq_len": 3}
+    case = usual(kernels, **sizes)
     inputs = make_inputs(case)
     want, call = run(kernels, inputs), Call(inputs, kernels.operation)
-    for dim in range(3):
-        for name in ("q", "k", "v"):
-            call.tensors[name] = far_apart(inputs.values[name], dim).requires_grad_(bool(case.wanted))
+    for dim in range(2 if kernels.name == "mta-cuda" else 3):  # which leaves keys that far apart to Triton
+        for name in {"q", "k", "v", "weight", "grad_out", "lengths"} & {*inputs.values}:
+            x = inputs.values[name]
+            if dim < x.dim() and x.shape[dim] > 2:  # else there is no third
+                call.tensors[name] = far_apart(x, dim).requires_grad_(name in case.wanted)
         assert not list(checks.same(call.run_plainly(), want, "far", f"dimension {dim} beyond 2^31"))
 
 
@@ -124,26 +136,26 @@ def test_graphs_and_streams(kernels: Kernels, way: str, request: pytest.FixtureR
     assert not outcome.refused
 
 
-@of([x for x in KERNELS if ("conv-attention", x.backend) in UNFIT])
+@of([x for x in KERNELS if (x.op, x.backend) in UNFIT and x.played not in (*PARTLY, "mix")])
 def test_what_a_backend_cannot_run_is_refused(kernels: Kernels, request: pytest.FixtureRequest) -> None:
     """By a sentence, which `unsupported` gives beforehand."""
     kernels.run(request)
-    for _, head_dim, taps, _ in UNFIT["conv-attention", kernels.backend]:
-        case = usual(kernels, seq_len=3, query_rows=3)
-        query_taps, key_taps = taps or (case.query_taps, case.key_taps)
-        outcome = try_case(
-            replace(case, head_dim=head_dim or case.head_dim, query_taps=query_taps, key_taps=key_taps)
-        )  # fmt: skip
+    for heads, head_dim, taps, after in UNFIT[kernels.op, kernels.backend]:
+        changes = {"heads": heads, "head_dim": head_dim, "post_conv": after} | dict(
+            zip(TAPS, taps or (None, None), strict=True)
+        )
+        case = usual(kernels, seq_len=3, **{name: x for name, x in changes.items() if x is not None})
+        outcome = try_case(case)
         assert outcome.refused, case.described()
         assert not outcome.wrong, outcome.wrong
 
 
-@of([x for x in EVERY if x.backend != EAGER])
+@of([x for x in EVERY if x.backend != EAGER and x.played not in PARTLY])
 def test_compiled_as_one_graph(kernels: Kernels, request: pytest.FixtureRequest) -> None:
     """Gives the same bits."""
     torch._dynamo.reset()
     kernels.run(request)
-    inputs = make_inputs(usual(kernels, seq_len=20, query_rows=20) if not kernels.decode else usual(kernels))
+    inputs = make_inputs(usual(kernels) if kernels.decode else usual(kernels, seq_len=20))
     compiled = {
         name: torch.compile(function, fullgraph=True, backend="aot_eager")
         for name, function in kernels.operation._asdict().items()
@@ -151,3 +163,30 @@ def test_compiled_as_one_graph(kernels: Kernels, request: pytest.FixtureRequest)
     }
     found = Call(inputs, kernels.operation._replace(**compiled)).run_plainly()
     assert not list(checks.same(found, Call(inputs, kernels.operation).run_plainly(), "compiled", "torch.compile"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["usual", "wide"])
+@pytest.mark.parametrize(("heads", "head_dim"), [(16, 64), (10, 128), (16, 96), (16, 128)])
+def test_layers_of_the_paper(heads: int, head_dim: int, kind: str) -> None:
+    """All parts, or heads mixed alone: by the kernels that are chosen there, in several chunks, and their decode."""
+    taps = {"query_taps": 6, "key_taps": 11, "post_conv": (6, 11)} if kind == "usual" else {}
+    sizes = {"heads": heads, "kv_heads": heads, "head_dim": head_dim, "dtype": "bf16", "kind": kind} | taps
+    for kernels in (x for x in EVERY if x.name == "mta"):
+        long = {"lengths": (1, 700, 1490)} if kernels.decode else {"seq_len": 1100, "chunk_rows": 512}
+        name = "ragged" if kernels.decode else "chunks of rows"
+        case = case_of(kernels, name, **sizes | long)
+        assert case is not None
+        outcome = try_case(case)
+        assert not outcome.wrong, f"{outcome.wrong}\n{case.described()}"
+
+
+@pytest.mark.gpu
+@of([x for x in KERNELS if x.switches is not None])
+@pytest.mark.parametrize("keys", [2045, 4096, 16384])
+def test_long_rows(kernels: Kernels, keys: int, request: pytest.FixtureRequest) -> None:
+    """Of which blocks have a part each, where rows are mixed alone."""
+    kernels.run(request)
+    case = usual(kernels, seq_len=keys, query_rows=20, heads=16, kv_heads=4, dtype="bf16", probe="none")
+    outcome = try_case(case)
+    assert not outcome.wrong, f"{outcome.wrong}\n{case.described()}"

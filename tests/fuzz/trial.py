@@ -77,28 +77,31 @@ def new_kernels() -> tuple[str, ...]:
 _told: set[str] = set()
 
 
-def try_case(case: FuzzCase, operation: Operation = PUBLIC) -> Outcome:
-    """Run a case and check it, again with other values if errors alone are just beyond their bounds."""
-    outcome = _tried_until_it_fits(case, operation)
+def try_case(case: FuzzCase, operation: Operation = PUBLIC, *, thorough: bool = False) -> Outcome:
+    """Run a case and check it, again with other values if errors alone are just beyond their bounds.
+
+    A `thorough` trial compares the gradients of a probe's call on a CPU, too.
+    """
+    outcome = _tried_until_it_fits(case, operation, thorough)
     if outcome.wrong and all(wrong.marginal for wrong in outcome.wrong):
-        again = (_tried_until_it_fits(replace(case, repeat=1 + i), operation) for i in range(REPEATS))
+        again = (_tried_until_it_fits(replace(case, repeat=1 + i), operation, thorough) for i in range(REPEATS))
         if all(wrong.slight for repeated in again for wrong in repeated.wrong):
             return replace(outcome, wrong=[], marginal=True)
     return outcome
 
 
-def _tried_until_it_fits(case: FuzzCase, operation: Operation) -> Outcome:
+def _tried_until_it_fits(case: FuzzCase, operation: Operation, thorough: bool) -> Outcome:
     """Whatever its call raises is an outcome, but for memory that other processes have."""
     for wait_s in (1, 5, 20):
         try:
-            return _tried(case, operation)
+            return _tried(case, operation, thorough)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             time.sleep(wait_s)
-    return _tried(case, operation)
+    return _tried(case, operation, thorough)
 
 
-def _tried(case: FuzzCase, operation: Operation) -> Outcome:
+def _tried(case: FuzzCase, operation: Operation, thorough: bool) -> Outcome:
     outcome = Outcome(case)
     try:
         inputs = make_inputs(case)
@@ -123,7 +126,7 @@ def _tried(case: FuzzCase, operation: Operation) -> Outcome:
         if reason is not None:
             outcome.wrong.append(Wrong("refused", f"ran, though it says that it cannot: {reason}"))
         want = Wanted(inputs)
-        outcome.wrong += _checked(inputs, call, results, want, operation, has_kernel)
+        outcome.wrong += _checked(inputs, call, results, want, operation, has_kernel, thorough)
         outcome.close_look = "variance" in vars(want)
     except torch.OutOfMemoryError:
         raise
@@ -135,7 +138,7 @@ def _tried(case: FuzzCase, operation: Operation) -> Outcome:
 
 
 def _checked(
-    inputs: Inputs, call: Call, results: Results, want: Wanted, operation: Operation, has_kernel: bool
+    inputs: Inputs, call: Call, results: Results, want: Wanted, operation: Operation, has_kernel: bool, thorough: bool
 ) -> Iterator[Wrong]:  # fmt: skip
     case = inputs.case
     if has_kernel:
@@ -148,19 +151,20 @@ def _checked(
         yield from checks.same(results, repeated, "same bits twice", "another call with the same numbers")
     probe = probe_of(inputs)
     if probe is not None and (has_kernel or case.device == "cpu"):
-        changed = _again(inputs, operation, probe.values)
+        changed = _again(inputs, operation, probe.values, gradients=thorough and {*probe.rows} > {"out"})
         yield from checks.same(results, changed, probe.check, probe.text, probe.rows)
 
 
 def _again(
-    inputs: Inputs, operation: Operation, values: Mapping[str, Tensor] | None = None, way: str = "plain"
+    inputs: Inputs, operation: Operation, values: Mapping[str, Tensor] | None = None, way: str = "plain",
+    gradients: bool = False,
 ) -> Results:  # fmt: skip
-    """A second call, at other addresses: in Triton's interpreter without the backward, which takes long."""
+    """A second call, at other addresses: in Triton's interpreter a backward, which takes long, only for `gradients`."""
     case = inputs.case
     if case.way in ("again", "stream", "graph", "plain"):
         case = replace(case, way=way)
     return Call(Inputs(case, inputs.values), operation, values).run(
-        gradients=case.device == "cuda" or case.backend == "eager"
+        gradients=gradients or case.device == "cuda" or case.backend == "eager"
     )
 
 

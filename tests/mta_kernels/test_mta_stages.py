@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_inputs import DEVICE
 
+from mta_kernels import score_chunks
 from mta_kernels.gpu_limits import Gpu
-from mta_kernels.multi_token_attention import stages
+from mta_kernels.multi_token_attention import multi_token_attention, stages
+from mta_kernels.multi_token_attention.triton import convolution, heads, products, rows
 from mta_kernels.operation import Convolution, HeadMix, Operation
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -26,6 +29,10 @@ def forward(operation: Operation, gpu: Gpu | None, **other) -> str:
         (MIXED, H200, {}, "mix"),
         (MIXED, A100, {}, "stages"),
         (MIXED, H200, {"documents": True}, "stages"),
+        (MIXED, H200, {"dtype": torch.float16}, "stages"),
+        (MIXED, H200, {"heads": 17}, "stages"),
+        (MIXED, H200, {"head_dim": 24}, "stages"),
+        (MIXED, H200, {"head_dim": 144}, "stages"),
         (MIXED, H200, {"head_dim": 128, "key_rows": 2048}, "stages"),
         (MIXED, H200, {"head_dim": 128, "key_rows": 4096}, "mix"),
         (ALL, H200, {}, "heads"),
@@ -44,6 +51,19 @@ def test_forward(operation: Operation, gpu: Gpu | None, other: dict, by: str) ->
     assert forward(operation, gpu, **other) == by
 
 
+@pytest.mark.parametrize(
+    ("batch", "keys", "head_dim", "pays"),
+    [
+        (4, 4096, 64, True), (1, 16384, 64, True), (1, 16384, 128, True), (1, 65536, 128, True),
+        (4, 4096, 96, True), (8, 2048, 96, False),  # two blocks more a tile, which it takes many keys to pay
+        (1, 65536, 64, False), (1, 1024, 64, False),  # few tiles
+    ],
+)  # fmt: skip
+def test_where_one_kernel_from_queries_to_outputs_pays(batch: int, keys: int, head_dim: int, pays: bool) -> None:
+    sequences, rows = score_chunks.chunk_rows(MIXED, batch, 16, keys, 2, backward=False)
+    assert stages.mix_pays(16, head_dim, keys, min(rows, keys), sequences) == pays
+
+
 def test_backward() -> None:
     assert [stages.mixes_heads_backward(ALL, gpu, BF16, 16) for gpu in (H200, A100, None)] == [True, False, False]
     assert not stages.mixes_heads_backward(Operation(TAPS, 1.0, True, MIX, TAPS), H200, BF16, 16)
@@ -57,6 +77,26 @@ def test_measurements_turn_kernels_off(monkeypatch: pytest.MonkeyPatch, switch: 
     assert forward(operation, H200) != "stages"
     monkeypatch.setattr(stages, switch, False)
     assert forward(operation, H200) == "stages"
+
+
+def test_constants_are_in_the_order_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a launch that is replayed relies on."""
+    seen = set()
+
+    def record(kernel, programs, signature, *args, **options) -> None:
+        names = kernel.arg_names
+        assert len(args) + len([name for name in options if name not in ("num_warps", "maxnreg")]) == len(names)
+        assert list(options)[: len(names) - len(args)] == names[len(args) :]
+        seen.add(kernel.fn.__name__)
+
+    monkeypatch.setattr(stages, "cuda_gpu", lambda device: None)
+    for module in (products, rows, heads, convolution):
+        monkeypatch.setattr(module, "launch", record)
+    q, taps, mix = (torch.ones(shape, device=DEVICE) for shape in ((1, 2, 20, 16), (2, 2, 3), (2, 2)))
+    for documents in (None, torch.tensor([0, 7, 20], device=DEVICE)):
+        mixers = {"pre_conv": taps, "pre_mix": mix, "post_conv": taps, "post_mix": mix, "cu_seqlens": documents}
+        multi_token_attention(q, q, q, **mixers, backend="triton")
+    assert len(seen) == 5
 
 
 def test_what_is_no_nvidia_gpu_has_none_of_these_kernels() -> None:

@@ -5,7 +5,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from mta_kernels.operation import Operation
+from mta_kernels import score_chunks
+from mta_kernels.operation import Convolution, Operation
 from mta_kernels.score_chunks import BLOCK, chunk_rows, halo_rows, own_rows, stored_scores
 
 HEADS = 16
@@ -55,3 +56,15 @@ def test_thousands_of_chunks_are_found_in_a_few_steps_each(monkeypatch):
 
 def test_chunks_of_mixed_heads_alone_have_like_rows():
     assert [len(own) for own in own_rows(operation(None, True), 5000, 5000, 2048)] == [2048, 2048, 904]
+
+
+@pytest.mark.parametrize(
+    ("large", "backward", "rows"), [(False, True, 16), (True, True, 32), (False, False, 32), (True, False, 64)]
+)
+def test_rows_on_a_gpu_with_large_memory(
+    monkeypatch: pytest.MonkeyPatch, large: bool, backward: bool, rows: int
+) -> None:
+    monkeypatch.setattr(score_chunks, "CHUNK_BYTES", 4 * 16 * (2 * 2**14 * 2))
+    taps = Convolution(2, 3, 1)
+    both = Operation(taps, 1.0, post_conv=taps)
+    assert score_chunks.chunk_rows(both, 1, 2, 2**14, 2, backward=backward, large=large) == (1, rows)

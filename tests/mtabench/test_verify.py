@@ -5,8 +5,8 @@ from dataclasses import replace
 import planted_cells
 import pytest
 import torch
-from mta_inputs import small_chunks
 
+from mta_kernels import gpu_limits, score_chunks
 from mta_kernels.conv_attention import conv_attention_reference
 from mtabench import registry
 from mtabench.checking import verify
@@ -18,7 +18,7 @@ MTA = (
     CheckedShape(1, 2, 1, 29, 16, 4, 3, mix="heads+none", post_conv=(3, 5)),
     CheckedShape(2, 4, 2, 11, 16, 3, 3, causal=False, mix="none+2", post_conv=(2, 2)),
 )
-MTA_LONG = (CheckedShape(1, 2, 1, 41, 16, 3, 2, mix="heads", post_conv=(2, 3)),)  # beyond a chunk of `small_chunks`
+MTA_LONG = (CheckedShape(1, 2, 1, 41, 16, 3, 2, mix="heads", post_conv=(2, 3)),)  # beyond a chunk of `small`
 SHAPES = {"cpu": (CheckedShape(1, 4, 2, 17, 16, 4, 3), CheckedShape(2, 1, 1, 5, 16, 2, 2, causal=False))}
 
 
@@ -28,7 +28,8 @@ def small(monkeypatch):
     monkeypatch.setattr(verify, "LONG_SHAPES", {"cpu": LONG, "interpreter": LONG})
     for name, shapes in (("MTA_SHAPES", MTA), ("MTA_LONG_SHAPES", MTA_LONG)):
         monkeypatch.setitem(getattr(verify, name), "interpreter", shapes)
-    small_chunks(monkeypatch)
+    monkeypatch.setattr(score_chunks, "CHUNK_ROWS", 32)
+    monkeypatch.setattr(gpu_limits, "INTERPRETED_SM_COUNT", 2)
     monkeypatch.setattr(verify, "DTYPES_CHECKED", {"cpu": ("fp32",)})
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
