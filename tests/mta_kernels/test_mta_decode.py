@@ -7,10 +7,8 @@ from functools import partial
 
 import pytest
 import torch
-from decode_inputs import COMBINATIONS, PARTS, Inputs, check_independence, name_of
-from decode_steps import paged
-from error_bounds import check_heads
-from kernel_inputs import DEVICE, DTYPES, relative_error
+from decode_inputs import COMBINATIONS, PARTS, Inputs, name_of
+from kernel_inputs import DEVICE, relative_error
 from torch._subclasses import FakeTensorMode
 
 from mta_kernels.conv_attention.arguments import check_no_overlap
@@ -31,38 +29,6 @@ def test_definition_gives_every_row_of_the_forward(parts: dict[str, bool]) -> No
     for row in range(14):
         got = multi_token_attention_decode_reference(**inputs.step([row + 1]), state=state)
         torch.testing.assert_close(got[:, :, 0], rows[:, :, row], msg=str(row))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sequences_and_groups_of_heads_are_independent(dtype: torch.dtype) -> None:
-    check_independence(Inputs(dict.fromkeys(PARTS, True), batch=2, groups=2, dtype=dtype), [0, 30], "reference")
-
-
-def two_eagers(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A step in float64 and twice in eager bf16: scores half as large again, taken back in their mixing, exactly."""
-    parts = dict.fromkeys(PARTS, False) | {"pre_conv": True, "pre_mix": True}
-    inputs = Inputs(parts, 32, 8, 60, 32, taps=(6, 11), batch=3, dtype=torch.bfloat16, seed=seed)
-    mix = (inputs.mixers["pre_mix"] * 64 / 3).round() / 64
-    inputs.mixers["pre_mix"] = 3 * mix
-    step = inputs.step([31, 41, 60])
-    other = step | {"pre_mix": 2 * mix, "scale": 1.5 * 32**-0.5}
-    exact = multi_token_attention_decode_reference(**inputs.double().step([31, 41, 60]))
-    return exact.flatten(0, 1), *(multi_token_attention_decode_reference(**x).flatten(0, 1) for x in (step, other))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_eager_is_within_the_bound_of_other_roundings_and_faults_are_not(seed: int) -> None:
-    exact, one, other = two_eagers(seed)
-    of_one, of_other = (x.double() - exact for x in (one, other))
-    check_heads("step", of_one, of_other, exact, one.dtype)
-    check_heads("step", of_other, of_one, exact, one.dtype)
-    with pytest.raises(AssertionError, match="step"):
-        check_heads("step", 2.5 * of_one, of_other, exact, one.dtype)
-    short = int(exact.norm(dim=(1, 2)).argmin())  # whose error is a small part of all
-    of_short = torch.zeros_like(exact)
-    of_short[short] = 3.1 * max(map(relative_error, other, exact)) * exact[short]
-    with pytest.raises(AssertionError, match=f"'head', {short},"):
-        check_heads("step", of_short, of_other, exact, one.dtype)
 
 
 VMAP = r"cannot run within torch\.func\.vmap; give all sequences as one batch instead$"
@@ -104,23 +70,6 @@ def test_vmap_over_steps_without_a_state() -> None:
         torch.func.vmap(partial(of, backend="triton"))(lengths)
 
 
-@pytest.mark.parametrize("pad_key", ["both", "left", "right"])
-@pytest.mark.parametrize("extra", [0, 3])
-def test_definition_after_prompts_of_any_length(extra: int, pad_key: str) -> None:
-    """Prompts shorter and longer than the taps look back, a batch of them, with longer windows than are needed."""
-    lengths = [0, 1, 2, 4, 7, 33]
-    inputs = Inputs(dict.fromkeys(PARTS, True), batch=6, groups=2, pad_key=pad_key, scale=0.4)
-    rows = inputs.rows()
-    state = inputs.state(lengths, extra)
-    for step in range(1, 6):
-        now = [length + step for length in lengths]
-        for _ in range(2):  # a step may be repeated
-            got = multi_token_attention_decode_reference(**inputs.step(now, extra), state=state)
-            for sequence, length in enumerate(now):
-                torch.testing.assert_close(got[sequence, :, 0], rows[sequence, :, length - 1])
-        assert state.lengths.tolist() == now
-
-
 @pytest.mark.parametrize("taps", [(1, 3), (3, 5)])
 def test_a_prompts_last_token_may_be_decoded_again(taps: tuple[int, int]) -> None:
     """With a query more in the window of the state. Without, it is refused on a CPU, and NaN where nobody looks."""
@@ -141,27 +90,6 @@ def test_a_prompts_last_token_may_be_decoded_again(taps: tuple[int, int]) -> Non
             torch.testing.assert_close(got[sequence, :, 0], rows[sequence, :, length - 1])
         else:
             assert got[sequence].isnan().all()
-
-
-def test_definition_of_norm_gate_pages_and_sequences_without_tokens() -> None:
-    lengths = [5, 0, 18]
-    after = {
-        "norm_weight": torch.linspace(0.5, 1.5, 16, device=DEVICE).double(), "depth": 3,
-        "gate_weight": torch.linspace(-1, 1, 16, device=DEVICE).double()[None],
-        "gate_bias": torch.full([1], 0.3, device=DEVICE).double(),
-    }  # fmt: skip
-    inputs = Inputs(dict.fromkeys(PARTS, True), batch=3, **after)
-    rows = inputs.rows()
-    state = inputs.state([4, 0, 17])
-    step = inputs.step(lengths)
-    step["k_cache"], table = paged(step["k_cache"], 16)
-    step["v_cache"], _ = paged(step["v_cache"], 16)
-    room = DecodeState.empty(3, 4, 4, 48, dtype=torch.float64, device=DEVICE)
-    room.logits[..., :40], state = state.logits, DecodeState(room.logits, state.logsumexp, state.lengths)
-    got = multi_token_attention_decode_reference(**step, state=state, block_table=table)
-    assert (got[1] == 0).all()
-    for sequence in (0, 2):
-        torch.testing.assert_close(got[sequence, :, 0], rows[sequence, :, lengths[sequence] - 1])
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="nothing waits for lengths on a GPU")
@@ -249,22 +177,6 @@ def test_under_autocast_the_state_is_of_its_dtype() -> None:
         got = multi_token_attention_decode(**inputs.step([21]), state=state, backend="reference")
     assert state.logits.dtype == got.dtype == torch.bfloat16
     assert relative_error(got, inputs.double().rows()[:, :, 20:21]) <= 0.03
-
-
-def test_eager_error_is_that_of_the_forward() -> None:
-    inputs = Inputs(dict.fromkeys(PARTS, True), dtype=torch.float16)
-    exact = inputs.double().rows()[:, :, 20:21]
-    got = multi_token_attention_decode_reference(**inputs.step([21]), state=inputs.state([20]))
-    assert relative_error(got, exact) <= 2 * max(relative_error(inputs.rows()[:, :, 20:21], exact), 1e-3)
-
-
-def test_a_scale_of_zero() -> None:
-    """Rows are then the mean of the values that they see, not what lay in memory."""
-    inputs = Inputs({**dict.fromkeys(PARTS, False), "pre_mix": True}, tokens=300, dtype=torch.bfloat16, scale=0.0)
-    before = torch.full((4, 300), float("nan"), dtype=torch.bfloat16, device=DEVICE)
-    del before
-    got = multi_token_attention_decode_reference(**inputs.step([300]))
-    assert relative_error(got[:, ::2, 0], inputs.v.double().mean(2)) <= 0.05
 
 
 def test_fake_tensors() -> None:
