@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error
+from kernel_inputs import DEVICE, poison_memory, relative_error
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -25,7 +25,6 @@ from mtabench.static.limits import limits_of
 RUNGS = (triton_pointer, triton_descriptor, triton_fmha)
 MOST_ERROR = {torch.float16: 0.002, torch.bfloat16: 0.01}
 every_rung = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.__name__.rpartition(".")[2])
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -59,14 +58,13 @@ def check(rung: ModuleType, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = T
 
 
 @every_rung
-@every_dtype
-@pytest.mark.parametrize("head_dim", [40, 64, 80, 96, 128, 256])
-def test_head_dims(rung: ModuleType, head_dim: int, dtype: torch.dtype) -> None:
-    check(rung, *make(70, 70, head_dim, dtype=dtype))
+@pytest.mark.parametrize("head_dim", [96, 256])
+def test_head_dims(rung: ModuleType, head_dim: int) -> None:
+    check(rung, *make(70, 70, head_dim, dtype=torch.float16))
 
 
 @every_rung
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 128), (96, 40), (17, 33)])
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 128), (17, 33)])
 def test_values_of_another_head_dim(rung: ModuleType, head_dim: int, value_dim: int) -> None:
     check(rung, *make(70, 70, head_dim, value_dim, dtype=torch.float16))
 

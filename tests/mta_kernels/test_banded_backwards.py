@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from banded_backwards import NAMES, Kernel, inputs, kernel_of
+from banded_backwards import Kernel, inputs, kernel_of
 from banded_forwards import ON_GPU
 from emulated_forward import emulated_forward  # noqa: F401
 from emulated_hopper import emulator  # noqa: F401
-from kernel_inputs import DEVICE, assert_as_reference, relative_error, value_and_gradients, with_gaps
 from planted_faults import plant
 
-from mta_kernels.conv_attention import banded, conv_attention, conv_attention_reference
+from mta_kernels.conv_attention import banded, conv_attention
 from mta_kernels.conv_attention.banded import backward_plan
 from mta_kernels.conv_attention.cuda_sm80 import backward as cuda_backward
 from mta_kernels.conv_attention.hopper import backward as hopper_backward
@@ -34,114 +31,6 @@ def chunks_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backward_plan, "SPARED_SCRATCH", 0)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_a_repeated_call_has_the_same_gradients(kernel: Kernel, kv_heads: int) -> None:
-    """And those of calls in between have theirs: the operator runs the first two backwards, then none."""
-    cases = [inputs(1, 2, kv_heads, 70, 64, (6, 11), seed=seed) for seed in range(2)]
-    grad_out = torch.randn(1, 2, 70, 64, generator=torch.Generator().manual_seed(1)).to(DEVICE, FP16)
-    found = [value_and_gradients(conv_attention, case, grad_out, backend=kernel.name) for case in cases * 3]
-    for name in ("out", *NAMES):
-        assert not torch.equal(found[0][name], found[1][name])
-        assert all(torch.equal(found[i][name], found[i % 2][name]) for i in range(2, 6)), name
-        assert len({x[name].data_ptr() for x in found}) == 6
-
-
-@pytest.mark.parametrize(
-    ("dtype", "times", "options"),
-    [
-        (BF16, 300, {"scale": -1.0}),
-        (BF16, 300, {"causal": False, "pad_key": "right"}),
-        (FP16, 110, {}),  # where eager overflows as well
-    ],
-    ids=str,
-)
-def test_rows_whose_scores_overflow_fp16(kernel: Kernel, dtype: torch.dtype, times: int, options) -> None:
-    """They are computed in float32, by a launch of their own; two key blocks of it, and rows apart and beside."""
-    seq_len = 300 if dtype == FP16 else 150
-    leaves = inputs(1, 2, 1, seq_len, 64, (6, 11), dtype=dtype)
-    leaves["q"][:, :, [0, 70, 71, 140, seq_len - 1]] *= times
-    leaves["k"][:, :, [3, 64, 120]] *= times
-    if dtype == BF16:
-        assert_as_reference(leaves, kernel.name, **options)
-        return
-    grad_out = torch.randn(leaves["q"].shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
-    doubles = {name: x.double() for name, x in leaves.items()}
-    want = value_and_gradients(conv_attention_reference, doubles, grad_out.double(), **options)
-    got = value_and_gradients(conv_attention, leaves, grad_out, backend=kernel.name, **options)
-    for name, x in want.items():  # of one-hot rows little is left but the rounding of out
-        assert relative_error(got[name], x) < 0.02, name
-
-
-@pytest.mark.parametrize(
-    ("form", "shape", "taps"),
-    [
-        ("whole", (1, 2, 1, 280, 40), (3, 4)),
-        ("chunk", (2, 4, 2, 150, 64), (6, 11)),
-        ("packed", (1, 2, 1, 280, 40), (3, 4)),
-    ],
-    ids=str,
-)
-def test_scores_of_millions(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, form: str, shape: tuple[int, ...], taps
-) -> None:
-    """A float32 logsumexp of them has too few digits: p = exp(c - logsumexp) would be of any size."""
-    monkeypatch.setattr(backward_plan, "MOST_CHUNK_ROWS", 130)
-    monkeypatch.setattr(backward_plan, "SPARED_SCRATCH", 0)
-    leaves = inputs(*shape, taps, dtype=BF16)
-    seq_len = shape[3]
-    leaves["q"][:, :, [1, 60, 61, 62, 149]] *= torch.tensor([300, 3000, -100, 1, 3000], device=DEVICE)[:, None]
-    leaves["k"][:, :, [2, 64, 130]] *= torch.tensor([300, -1000, 300], device=DEVICE)[:, None]
-    leaves = {name: with_gaps(x) if name in ("k", "weight") else x for name, x in leaves.items()}
-    options: dict[str, Any] = {"scale": 1.0}
-    if form == "chunk":
-        options["q_history"] = leaves["q"][:, :, 40:50]
-        leaves["q"] = leaves["q"][:, :, 50:]
-    if form == "packed":
-        options["cu_seqlens"] = torch.tensor([0, 61, 62, 140, seq_len], device=DEVICE)
-        leaves |= {name: leaves[name][:1] for name in ("q", "k", "v")}
-    grad_out = torch.randn(leaves["q"].shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, BF16)
-    got = value_and_gradients(conv_attention, leaves, grad_out, backend=kernel.name, **options)
-    eager = value_and_gradients(conv_attention_reference, leaves, grad_out, **options)
-    if form == "chunk":
-        options["q_history"] = options["q_history"].double()
-    want = value_and_gradients(
-        conv_attention_reference, {name: x.double() for name, x in leaves.items()}, grad_out.double(), **options
-    )
-    for name, x in want.items():
-        assert relative_error(got[name], x) <= max(2 * relative_error(eager[name], x), 0.03), name
-
-
-@pytest.mark.parametrize("name", ["v", "grad_out"])
-def test_a_huge_value_costs_earlier_rows_no_precision(kernel: Kernel, name: str) -> None:
-    """The power of two that brings dc into fp16 is of what a block of rows sees."""
-    leaves = inputs(1, 1, 1, 260, 64, (6, 11), dtype=BF16)
-    grad_out = torch.randn(leaves["q"].shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, BF16)
-    (leaves | {"grad_out": grad_out})[name][:, :, 250] *= 1e8
-    want = value_and_gradients(conv_attention_reference, {x: y.double() for x, y in leaves.items()}, grad_out.double())
-    got = value_and_gradients(conv_attention, leaves, grad_out, backend=kernel.name)
-    assert relative_error(got["q"][:, :, :100], want["q"][:, :, :100]) < 0.01
-
-
-@pytest.mark.parametrize("seq_len", [3, 58, 59, 60, 118, 119, 124])
-def test_rows_at_the_borders_of_warpgroups_and_of_blocks(kernel: Kernel, seq_len: int) -> None:
-    """Of 6 taps a block has 118 rows: 59 of the first warpgroup's scores, and then the second's."""
-    kernel.assert_in_any_order(inputs(1, 1, 1, seq_len, 16, (6, 11)), seeds=(0, 3))
-
-
-@pytest.mark.parametrize(
-    ("heads", "taps", "options"),
-    [
-        ((2, 1), (6, 11), {}),
-        ((1, 1), (8, 17), {"pad_key": "right", "causal": False}),
-        ((1, 1), (1, 3), {}),
-    ],
-    ids=str,
-)
-def test_chunks_of_rows(kernel: Kernel, chunks_of_a_block, heads, taps, options) -> None:
-    """Three of them; rows of 6 and 8 taps begin at no multiple of what the products read at a time."""
-    kernel.assert_in_any_order(inputs(1, *heads, 270, 16, taps), seeds=(3, 11), **options)
-
-
 def test_more_chunks_than_the_scratch_has_room_for(kernel: Kernel, monkeypatch, chunks_of_a_block) -> None:
     """Six, and room for four."""
     monkeypatch.setattr(backward_plan, "SPARED_SCRATCH", 2**30)
@@ -157,32 +46,6 @@ def test_warpgroups_that_share_scores_agree_on_their_range(kernel: Kernel) -> No
         leaves["k"][..., -1] = 0
         leaves["q"][:, :, row, -1] = 30000
         kernel.assert_in_any_order(leaves)
-
-
-@pytest.mark.parametrize(("bounds", "causal"), [((0, 3, 3, 300, 430), False), ((0, 118, 121, 200, 370), True)], ids=str)
-def test_packed_documents(
-    kernel: Kernel, bounds: tuple[int, ...], causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backward_plan, "MOST_CHUNK_ROWS", 236)
-    monkeypatch.setattr(backward_plan, "SPARED_SCRATCH", 0)
-    cu_seqlens = torch.tensor(bounds, device=DEVICE)
-    assert_as_reference(inputs(1, 2, 1, bounds[-1], 16, (6, 11)), kernel.name, causal=causal, cu_seqlens=cu_seqlens)
-
-
-@pytest.mark.parametrize("magnitude", [1e-6, 1.0, 1e3], ids=str)
-def test_output_gradients_of_any_size(kernel: Kernel, magnitude: float) -> None:
-    """dc goes through fp16: these would vanish or overflow there."""
-    leaves = inputs(1, 2, 1, 100, 64, (6, 11))
-    doubles = {name: x.double() for name, x in leaves.items()}
-    grad_out = torch.randn(leaves["q"].shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, FP16)
-    want = value_and_gradients(conv_attention_reference, doubles, grad_out.double())
-    got = value_and_gradients(conv_attention, leaves, (grad_out * magnitude).to(FP16), backend=kernel.name)
-    if magnitude < 1:  # fp16 has few digits left for the gradients themselves
-        got = {name: x / magnitude for name, x in got.items()}
-        assert relative_error(got["weight"], want["weight"]) < 0.05
-    else:
-        for name in ("q", "weight"):
-            assert relative_error(got[name], want[name] * magnitude) < 0.005
 
 
 @pytest.mark.skipif(not ON_GPU, reason="graphs and streams are a GPU's")

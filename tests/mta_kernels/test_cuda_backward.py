@@ -13,7 +13,6 @@ from kernel_inputs import assert_as_reference
 from planted_faults import plant
 
 from mta_kernels.conv_attention import unsupported
-from mta_kernels.conv_attention.banded import backward_plan
 from mta_kernels.conv_attention.cuda_decode import backend
 from mta_kernels.conv_attention.cuda_sm80 import backward_constants
 from mta_kernels.conv_attention.cuda_sm80.backward_constants import LARGE_TILES, SMALL_TILES, WIDE_TILES, Tiles
@@ -90,19 +89,6 @@ def test_the_usual_tiles_of_gpus(head_dim: int, of_limits: tuple[int, ...]) -> N
     for limit, number in zip((99, 163, 227), of_limits, strict=True):
         found = backward_constants.constants_for(BF16, head_dim, Convolution(6, 11, 5), True, False, limit * 1024)
         assert found is None if number is None else found.tiles == tiles[number]
-
-
-def test_chunks_of_wide_heads(cuda: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward_plan, "MOST_CHUNK_ROWS", 118)
-    monkeypatch.setattr(backward_plan, "SPARED_SCRATCH", 0)
-    cuda.assert_in_any_order(inputs(1, 2, 1, 270, 136, (6, 11)), seeds=(3,))
-
-
-def test_rows_of_wide_heads_whose_scores_overflow_fp16() -> None:
-    leaves = inputs(1, 2, 1, 150, 192, (6, 11), dtype=BF16)
-    leaves["q"][:, :, [0, 70, 71, 140, 149]] *= 300
-    leaves["k"][:, :, [3, 64, 120]] *= 300
-    assert_as_reference(leaves, "cuda", scale=-1.0)
 
 
 @pytest.mark.skipif(ON_GPU, reason="plants faults in the emulated source")

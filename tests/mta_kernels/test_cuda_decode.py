@@ -8,7 +8,7 @@ import pytest
 import torch
 from decode_steps import assert_decodes, exact, make_decode, paged
 from emulated_decode import H200, emulated_decode  # noqa: F401
-from kernel_inputs import DEVICE, RANGES, far_apart, make, poison_memory, relative_error, with_range
+from kernel_inputs import DEVICE, RANGES, make, poison_memory, relative_error, with_range
 from planted_faults import plant
 from torch import Tensor
 
@@ -68,26 +68,6 @@ def test_heads_of_one_length_are_shared_evenly(gpu) -> None:
     assert not torch.equal(run((q, k, v, weight, lengths)), run((q, k, v, weight, lengths), splits=splits))
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "heads", "kv_heads", "taps", "dtype", "options"),
-    [
-        (128, 8, 1, (6, 11), BF16, {}),
-        (128, 2, 2, (6, 11), FP16, {"scale": 0.3}),
-        (32, 24, 2, (8, 17), BF16, {"pad_key": "right"}),
-        (80, 1, 1, (16, 31), FP16, {"pad_key": "left"}),
-        (64, 5, 1, (16, 31), BF16, {"pad_key": "right"}),
-        (32, 16, 1, (1, 1), FP16, {}),
-        (40, 3, 1, (1, 1), FP16, {"splits": 2}),
-    ],
-    ids=lambda x: f"{x[0]}x{x[1]}" if isinstance(x, tuple) else str(x),
-)
-def test_shapes(gpu, head_dim, heads, kv_heads, taps, dtype, options) -> None:
-    for lengths in ([150, 30], [9, 3]):
-        inputs = make_decode(lengths, heads, kv_heads, head_dim, taps, dtype)
-        kept = {name: value for name, value in options.items() if name != "splits"}
-        assert_decodes(run(inputs, **options), *inputs, rounding=4, **kept)
-
-
 @pytest.mark.parametrize("heads", [1, 8])
 @pytest.mark.parametrize("kind", RANGES)
 def test_range_of_fp16(gpu, kind: str, heads: int) -> None:
@@ -104,44 +84,6 @@ def test_heads_that_do_not_fit_into_one_program(gpu) -> None:
     plan = choose_plan.__wrapped__(BF16, 64, Convolution(6, 11, 5), 18, False, True, inputs[0].device)
     assert plan.constants.head_blocks == 2
     assert_decodes(run(inputs), *inputs, rounding=4)
-
-
-@pytest.mark.parametrize("page_size", [16, 256])
-def test_pages(gpu, page_size: int) -> None:
-    inputs = make_decode([16, 65, 290], 4, 1, 64, (6, 11), FP16)
-    q, k, v, weight, lengths = inputs
-    (k_pages, table), (v_pages, _) = paged(k, page_size), paged(v, page_size)
-    used = -(-lengths // page_size)
-    table[torch.arange(table.shape[1], device=DEVICE) >= used[:, None]] = 2**30  # such entries are never read
-    got = run((q, k_pages, v_pages, weight, lengths), block_table=table, splits=3)
-    assert_decodes(got, *inputs, rounding=4)
-    token_major = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
-    dim_major = [x.mT.contiguous().mT for x in (k_pages, v_pages)]
-    wide = torch.stack([table, table], dim=2).flatten(1)[:, ::2]
-    for caches in (token_major, dim_major):
-        other = run((q, *caches, weight, lengths), block_table=wide, splits=3)
-        if ON_GPU:  # of Hopper, whose copy engine reads some of these
-            assert_decodes(other, *inputs, rounding=4)
-        else:
-            assert torch.equal(other, got)
-
-
-@pytest.mark.skipif(ON_GPU, reason="takes memory that only a CPU need not have")
-@pytest.mark.parametrize("heads", [(3, 3), (12, 2)], ids=str)
-@pytest.mark.parametrize("name", ["q", "k", "v", "weight", "lengths", "table"])
-def test_numbers_beyond_2_to_the_31(gpu, name: str, heads: tuple[int, int]) -> None:
-    """Offsets do not fit 32 bits, nor do some strides in bytes."""
-    q, k, v, weight, lengths = make_decode([17, 9, 30], *heads, 64, (3, 3), FP16)
-    (k, table), (v, _) = paged(k, 16), paged(v, 16)
-    table = torch.cat([table, table[:, :1]], dim=1)
-    given = {"q": q, "k": k, "v": v, "weight": weight, "lengths": lengths, "table": table}
-
-    def with_table(table: Tensor, **given: Tensor) -> Tensor:
-        return run(tuple(given.values()), block_table=table)
-
-    want = with_table(**given)
-    for dim in range(given[name].dim()):
-        assert torch.equal(with_table(**given | {name: far_apart(given[name], dim)}), want), dim
 
 
 @pytest.mark.gpu

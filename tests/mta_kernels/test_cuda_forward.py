@@ -27,27 +27,6 @@ def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     return forward_by("cuda", request, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "taps", "dtype", "options"),
-    [
-        (64, (6, 11), FP16, {"causal": False}),
-        (128, (6, 11), BF16, {}),
-        (96, (1, 1), BF16, {}),
-        (104, (5, 9), BF16, {"pad_key": "right"}),
-        (256, (8, 17), FP16, {"pad_key": "right"}),
-        (80, (2, 16), FP16, {"causal": False}),
-        (16, (8, 17), BF16, {"pad_key": "left", "causal": False}),
-        (64, (1, 17), BF16, {}),
-        (64, (8, 1), FP16, {}),
-    ],
-    ids=str,
-)
-def test_shapes(cuda, head_dim, taps, dtype, options) -> None:
-    for seq_len in (64, 65, 200):
-        q, k, v, weight = make(1, 2, 1, seq_len, head_dim, taps, dtype)
-        assert_close(cuda(q, k, v, weight, **options), q, k, v, weight, **options)
-
-
 def test_heads_share_l2_in_turns(cuda, monkeypatch) -> None:
     q, k, v, weight = make(2, 3, 3, 140, 64, (6, 11), BF16)
     monkeypatch.setattr(structures, "L2_BYTES", k.nbytes)

@@ -8,9 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from checked_addresses import check_addresses
 from decode_steps import assert_decodes, make_decode, paged
-from kernel_inputs import DEVICE, RANGES, far_apart, poison_memory, relative_error, with_range
+from kernel_inputs import DEVICE, RANGES, poison_memory, relative_error, with_range
 
 from mta_kernels.conv_attention import (
     conv_attention_decode,
@@ -24,7 +23,6 @@ from mta_kernels.gpu_limits import capability
 from mta_kernels.operation import Operation
 
 HAS_COPY_ENGINE = capability(torch.device(DEVICE)) >= (9, 0)
-TAPS = [(1, 1), (2, 9), (3, 3), (6, 11), (7, 7), (4, 6), (11, 3)]
 
 
 @pytest.fixture(autouse=True)
@@ -37,23 +35,6 @@ def conv_attention_decode_triton(q, k, v, weight, *, scale=None, pad_key="both",
     """A step by the kernels, without the operator."""
     operation = Operation.of(weight.shape[1:], q.shape[3], scale=scale, pad_key=pad_key)
     return decode.conv_attention_decode(operation, q, k, v, weight, **options)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("taps", TAPS, ids=lambda t: f"{t[0]}x{t[1]}")
-def test_ragged_lengths(taps: tuple[int, int], dtype: torch.dtype) -> None:
-    """By pointers and by the copy engine."""
-    lengths = sorted({1, 2, max(1, taps[0] - 1), taps[0], taps[1], sum(taps) - 1, 33, 257})
-    bulk = dtype == torch.float16 and HAS_COPY_ENGINE
-    inputs = make_decode(lengths, 1, 1, 72 if bulk else 40, taps, dtype)
-    assert decode.reads_in_bulk(*inputs[:3], None) == bulk
-    assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=2), *inputs)
-
-
-@pytest.mark.parametrize("splits", [1, 3, 8, 63, 64, "auto"])  # 64 partial results are merged at once, 65 are not
-def test_splits(splits: int | str) -> None:
-    inputs = make_decode([9, 260], 1, 1, 64, (6, 11), torch.float16)
-    assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=splits), *inputs)
 
 
 @pytest.mark.parametrize(("head_dim", "group"), [(64, 1), (80, 4), (128, 1)])
@@ -123,32 +104,6 @@ def test_what_the_copy_engine_cannot_read(monkeypatch: pytest.MonkeyPatch) -> No
     assert not decode.reads_in_bulk(q, cache, cache, None)
 
 
-@pytest.mark.parametrize("page_size", [16, 64])
-@pytest.mark.parametrize("group", [1, 4])
-def test_pages(page_size: int, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if DEVICE == "cpu":
-        check_addresses(monkeypatch)
-    inputs = make_decode([16, 65, 210], group, 1, 32, (6, 11))
-    q, k, v, weight, lengths = inputs
-    k_pages, table = paged(k, page_size)
-    v_pages, _ = paged(v, page_size)
-    used = -(-lengths // page_size)
-    table[torch.arange(table.shape[1], device=DEVICE) >= used[:, None]] = 2**30  # such entries are never read
-    got = conv_attention_decode_triton(q, k_pages, v_pages, weight, lengths=lengths, block_table=table, splits=3)
-    assert_decodes(got, *inputs)
-    token_major = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
-    again = conv_attention_decode_triton(q, *token_major, weight, lengths=lengths, block_table=table, splits=3)
-    assert torch.equal(got, again)
-    dim_major = [x.mT.contiguous().mT for x in (k_pages, v_pages)]
-    again = conv_attention_decode_triton(q, *dim_major, weight, lengths=lengths, block_table=table, splits=3)
-    assert relative_error(again, got) < 1e-6
-    paged_step = {"lengths": lengths, "block_table": table}
-    public = conv_attention_decode(q, k_pages, v_pages, weight, **paged_step, backend="triton", splits=3)
-    assert torch.equal(got, public)
-    reference = conv_attention_decode(q, k_pages, v_pages, weight, **paged_step, backend="reference")
-    torch.testing.assert_close(reference, conv_attention_decode_reference(q, k, v, weight, lengths=lengths))
-
-
 @pytest.mark.parametrize("heads", [(4, 2), (2, 2)], ids=["shared KV heads", "own KV heads"])
 def test_caches_whose_numbers_of_a_key_lie_apart_are_for_others(heads: tuple[int, int], monkeypatch) -> None:
     q, k, v, weight, lengths = make_decode([4, 90], *heads, 48, (6, 11), torch.float16)
@@ -172,24 +127,6 @@ def test_range_of_fp16(kind: str, group: int) -> None:
     got = conv_attention_decode_triton(*inputs, lengths=lengths, scale=scale)
     exact = conv_attention_decode_reference(*(x.double() for x in inputs), lengths=lengths, scale=scale)
     assert relative_error(got, exact) < 2e-3
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="takes memory that only a CPU need not have")
-@pytest.mark.parametrize("name", ["q", "k", "v", "weight", "lengths", "table"])
-def test_numbers_beyond_2_to_the_31(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offsets do not fit 32 bits, though every stride does."""
-    check_addresses(monkeypatch)
-    q, k, v, weight, lengths = make_decode([17, 9, 30], 3, 3, 16, (3, 3), torch.float16)
-    (k, table), (v, _) = paged(k, 16), paged(v, 16)
-    table = torch.cat([table, table[:, :1]], dim=1)
-    given = {"q": q, "k": k, "v": v, "weight": weight, "lengths": lengths, "table": table}
-
-    def run(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, lengths: Tensor, table: Tensor) -> Tensor:
-        return conv_attention_decode_triton(q, k, v, weight, lengths=lengths, block_table=table, splits=1)
-
-    want = run(**given)
-    for dim in range(given[name].dim()):
-        assert torch.equal(run(**given | {name: far_apart(given[name], dim)}), want), dim
 
 
 @pytest.mark.parametrize("shared_memory", [166912, 101376], ids=["sm_80", "sm_86"])

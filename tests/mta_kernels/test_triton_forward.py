@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from kernel_inputs import DEVICE, DTYPES, RANGES, assert_close, make, make_in_range, poison_memory, relative_error
 
 from mta_kernels import gpu_limits
@@ -55,22 +53,6 @@ def test_auto_picks_triton_here() -> None:
     q, k, v, weight = make(1, 1, 1, 8, 16, (2, 2))
     assert explain(q, k, v, weight).backend == "triton"
     assert torch.equal(conv_attention(q, k, v, weight), triton_forward(q, k, v, weight))
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    heads=st.sampled_from([(1, 1), (2, 1), (3, 3), (4, 2)]),
-    seq_len=st.integers(1, 90),
-    head_dim=st.integers(16, 72),
-    taps=st.tuples(st.integers(1, 16), st.integers(1, 31)),
-    causal=st.booleans(),
-    pad_key=st.sampled_from(["both", "left", "right"]),
-    dtype=st.sampled_from(DTYPES),
-)
-def test_any_shape(heads, seq_len, head_dim, taps, causal, pad_key, dtype) -> None:
-    q, k, v, weight = make(1, *heads, seq_len, head_dim, taps, dtype)
-    options = {"causal": causal, "pad_key": pad_key}
-    assert_close(triton_forward(q, k, v, weight, **options), q, k, v, weight, **options)
 
 
 @pytest.mark.gpu
