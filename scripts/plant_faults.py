@@ -28,7 +28,8 @@ WIDTH = 140  # of what is printed of a test that fails
 def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "mta_kernels")
-        shutil.copytree(ROOT / "kernels/mta_kernels", package, ignore=shutil.ignore_patterns("__pycache__"))
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "kernels", folder, ignore=ignored, dirs_exist_ok=True)
         sys.path[:0] = [folder, str(ROOT / "tests"), str(ROOT / "tests/emulator"), str(ROOT)]
         os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
         # Once for all faults: what the tests import, and the kernels.

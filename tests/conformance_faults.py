@@ -9,7 +9,7 @@ CUDA, CUDA_STEPS = "[cuda: or [cuda]", "[cuda and decode and not hopper and not 
 HOPPER = "hopper: or hopper]"
 EAGER, MTA = "mta-eager: and every or mta-eager: and mixed", "[mta: and (rows or every or documents or parts)"
 MTA_STEPS = "[mta and decode and not mta-"
-BANDS, HEADS, ROWS, MIX, CUDA_MTA_STEPS = "mta-bands", "mta-heads", "mta-rows", "mta-mix", "mta-cuda"
+BANDS, HEADS, ROWS, MIX = "mta-bands", "mta-heads", "[mta-rows", "mta-mix"
 
 
 class Fault(NamedTuple):
@@ -30,9 +30,7 @@ SM80, BANDED = f"{OF}cuda_sm80/", f"{OF}banded/"
 CONSUMER, FOLD = f"{OF}hopper/forward_consumer.cuh", f"{OF}cuda_decode/fold.cuh"
 OF_MTA = "multi_token_attention/"
 STAGE, STEP = f"{OF_MTA}triton/", f"{OF_MTA}decode/"
-OF_BANDS, OF_HEADS, OF_ROWS, OF_MIX, OF_STEPS = (
-    f"{OF_MTA}{x}_cuda/" for x in ("bands", "heads", "rows", "mix", "decode")
-)
+OF_BANDS, OF_HEADS, OF_ROWS, OF_MIX = (f"{OF_MTA}{x}_cuda/" for x in ("bands", "heads", "rows", "mix"))
 
 BY_FILE = {
     (CUDA, f"{SM80}forward.cu"): {
@@ -105,64 +103,17 @@ BY_FILE = {
         "the gate's bias": ("bias = None if gate_bias is None else", "bias = None if True else"),
         "the norm's eps": ("keepdim=True) + norm_eps)", "keepdim=True) + 1e-5)"),
     },
-    (MTA, f"{OF_MTA}separate_heads.py"): {
-        "groups of heads as one": ("if together == heads or operation", "if True or operation"),
-    },
     (MTA, f"{STAGE}backward.py"): {
         "sums of other chunks forgotten": ("summed_keys = chunk.keys", "summed_keys = 0"),
         "one loss scale for all sequences": (
             "length, value = largest(lengths(grad_out)), largest(lengths(v))",
             "length, value = (torch.full_like(x, x.amax()) for x in map(largest, map(lengths, (grad_out, v))))",
         ),
-        "rows of NaN in others' products": ("rows_of(grad_out.where(grad_out.isfinite(), 0))", "grad_out"),
-    },
-    (MTA, f"{STAGE}products.py"): {
-        "a sum that no chunk began": (
-            "summed = inside & (first + key < summed_keys)",
-            "summed = inside & (first + key <= summed_keys)",
-        ),
-        "heads of another KV head": ("head = kv_head * group + step // divisor", "head = kv_head + step // divisor"),
-        "scores not masked": ("x = tl.where(seen, x, 0.0)", "x += 0"),
-        "dq times the loss scale": (
-            "first_position + row, row < rows, DOCUMENTS)",
-            "first_position + row, row < 0, DOCUMENTS)",
-        ),
-        "a key too many": ("inside = (first + key < keys)[:, None]", "inside = (first + key <= keys)[:, None]"),
     },
     (MTA, f"{STAGE}rows.py"): {
         "strides of pre_mix exchanged": (
             "stride_pre_in, stride_pre_out, HEADS)",
             "stride_pre_out, stride_pre_in, HEADS)",
-        ),
-        "sums not rescaled": ("        total *= tl.exp2((highest - higher) * LOG2_E)\n", ""),
-        "the key behind the last": (
-            "logits = tl.where(((key >= start) & (key < end))",
-            "logits = tl.where(((key >= start) & (key <= end))",
-        ),
-    },
-    (MTA, f"{STAGE}rows_backward.py"): {
-        "dpre of rows above": ("tl.where(counted, scores, 0.0)", "scores"),
-        "dl without delta": ("POST, PRECISION) - delta[None, :])", "POST, PRECISION) - 0 * delta[None, :])"),
-    },
-    (MTA, f"{STAGE}heads.py"): {
-        "strides of post_mix exchanged": (
-            "mix = load_mix(mix_ptr, heads, stride_in, stride_out",
-            "mix = load_mix(mix_ptr, heads, stride_out, stride_in",
-        ),
-        "dpost of rows above": ("own = tl.where(counted, grad, 0.0)", "own = grad"),
-    },
-    (MTA, f"{STAGE}convolution.py"): {
-        "taps not turned round": ("taps.flip(1, 2), convolution", "taps, convolution"),
-        "a document convolved with the one before": (
-            "lowest = tl.where(inside, tl.load(place, mask=inside, other=0) - first_position, lowest)",
-            "lowest += 0",
-        ),
-    },
-    (MTA, f"{STAGE}taps_gradient.py"): {
-        "dtaps times the loss scale": ("unit = 1.0 / tl.load(loss_scale_ptr + batch_head // heads)", "unit = 1.0"),
-        "a run's first rows left out": (
-            "begin = tl.where(first_key < first_position + after, first, after)",
-            "begin = tl.where(first_key < first_position + after - 1, first, after)",
         ),
     },
     (MTA_STEPS, f"{STEP}early.py"): {
@@ -183,17 +134,12 @@ BY_FILE = {
     },
     (MTA_STEPS, f"{STEP}values.py"): {
         "a row's logsumexp not kept": ("tl.store(kept, logsumexp, mask=(head < HEADS) & (length > 0))", "kept += 0"),
-        "probabilities beyond the length": (
-            "mixed = tl.where(key < length, mixed, 0.0).to(DTYPE)",
-            "mixed = mixed.to(DTYPE)",
-        ),
         "another KV head": ("tl.where((head // GROUP == kv_head)", "tl.where((head % (HEADS // GROUP) == kv_head)"),
         "infinity times a mixing's zero": ("tl.dot(mix, tl.where(finite, mixed, 0.0).to(DTYPE)", "tl.dot(mix, mixed"),
     },
     (BANDS, f"{OF_BANDS}convolve.cu"): {"no wait": ("copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();")},
     (BANDS, f"{OF_BANDS}gradients.cu"): {
         "no wait": ("copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
-        "grad below": ("task.visible(args, HALO)", "task.visible(args, 0)"),
         "rows that are not owned": ("const bool owned = read >= args.above &&", "const bool owned ="),
         "rows twice": ("task, of_x, args.x", "task, segment, args.x"),
     },
@@ -201,45 +147,9 @@ BY_FILE = {
         "rows of another document": ("row < segment.highest", "row < args.rows"),
         "keys that are not seen": ("pairs[0] = visible_pair(pairs[0], seen, key), pairs[1]", "pairs[1]"),
         "others' rows": ("if (first < segment.begin || last >= segment.stop) return false;", ""),
-        "what is not stored": ("key < stored_end(args, row);", "key < args.pitch;"),
     },
     (HEADS, f"{OF_HEADS}tiles.cuh"): {
         "no wait": ("copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
-        "what is not stored": ("stored_end(args, row));", "args.pitch);"),
-        "stored too early": ("        __syncwarp();\n        store(", "        store("),
-    },
-    (HEADS, f"{OF_HEADS}softmax.cuh"): {
-        "keys that are not seen": ("Whole || seen.all(key, 1) ? p : 0;", "p;"),
-        "the residual": (" - residual.numbers[half]", ""),
-    },
-    (HEADS, f"{OF_HEADS}logits.cu"): {"rows that are not owned": ("if (owned) {", "{")},
-    (HEADS, f"{OF_HEADS}heads.cu"): {
-        "rows that are not owned": ("if (owned) {", "{"),
-        "what is not stored": ("if (unit.key >= stored_end(args, unit.row)) return;", ""),
-    },
-    (HEADS, f"{OF_HEADS}walk.cuh"): {
-        "no wait": ("copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
-        "a tile that is not full": ("            block_sync(full(number), THREADS);", ""),
-        "a tile that is not empty": ("if (number >= TILES) block_sync(empty(number), THREADS);", ""),
-        "slots of segments": ("load_more(segment, before + turn,", "load_more(segment, turn,"),
-        "no zeros behind": ("store_zeros(args, behind, out);", "break;"),
-        "tasks left out": ("key_tile += args.blocks,", "key_tile += args.blocks + 1,"),
-    },
-    (HEADS, f"{OF_HEADS}rebuild.cu"): {
-        "what is not stored": ("if (!unit.whole && unit.key >= stored_end(args, unit.row)) return;", ""),
-        "keys that are not seen": ("x = whole.value ||", "x = true ||"),
-        "sums of other keys": ("unit.key / UNIT", "unit.key / KEYS"),
-    },
-    (HEADS, f"{OF_HEADS}mixed.cuh"): {
-        "one half convolved": ("load_matrices(pairs[i], tile + i * 32);", "load_matrices(pairs[i], tile);"),
-    },
-    (HEADS, f"{OF_HEADS}pre.cu"): {
-        "exponentials that are not seen": ("if (unit.whole) return;", "return;"),
-        "pieces": ("    __syncthreads();", ""),
-    },
-    (HEADS, f"{OF_HEADS}post.cu"): {
-        "keys that are not seen": ("if (!Whole) p[i] =", "if (false) p[i] ="),
-        "first factors": ("coming = factor_of(first);", "coming = 0;"),
     },
     (ROWS, f"{OF_ROWS}rows.cuh"): {
         "no wait": ("barrier_wait(shared + FULL_AT + 8 * turn.stage, turn.round);", ""),
@@ -281,31 +191,6 @@ BY_FILE = {
     },
     (MIX, f"{OF_MIX}logits.cu"): {
         "pieces of their own": ("if (!__any_sync(~0u, one.x != greatest)) continue;", "continue;"),
-    },
-    (CUDA_MTA_STEPS, f"{OF_STEPS}keys.cu"): {
-        "no wait": ("                copies_wait<STAGES - 1>();\n", ""),
-        "an older query sees a key too many": (
-            "> segment.length - PRE_QUERY_TAPS + a) pair[e]",
-            "> segment.length - PRE_QUERY_TAPS + a + 1) pair[e]",
-        ),
-        "scores of the turn before": ("store_shared(row, load_shared_16(row + TURN * 2));", ""),
-    },
-    (CUDA_MTA_STEPS, f"{OF_STEPS}values.cu"): {
-        "no wait": ("                copies_wait<STAGES - 1>();\n", ""),
-        "the slot of another row": (
-            "const int slot = newest - (NEWEST - row);",
-            "const int slot = newest - (NEWEST - row) + 1;",
-        ),
-        "a row's logsumexp not kept": ("            if (segment.length > 0)\n", "            if (false)\n"),
-        "a KV head's barrier": ("job * 8);\n                __syncthreads();", "job * 8);"),
-    },
-    (CUDA_MTA_STEPS, f"{OF_STEPS}merge.cu"): {
-        "the gate before the norm": (
-            "factor *= sigmoid(all_lanes(z) * factor + bias)",
-            "factor *= sigmoid(all_lanes(z) + bias)",
-        ),
-        "the gate's bias": ("return sigmoid(z + bias);", "return sigmoid(z);"),
-        "the last program's part": ("if (program + i * GROUPS < count)", "if (program + i * GROUPS < count - 1)"),
     },
 }
 FAULTS = [Fault(name, tests, file, *change) for (tests, file), of in BY_FILE.items() for name, change in of.items()]

@@ -200,7 +200,7 @@ def test_a_number_that_rounding_throws_far_is_no_failure(monkeypatch, wrong_with
     """What is just beyond a bound counts if it happens with other values, too, unless it is slight then (.5)."""
     seen = []
 
-    def tried(case, operation):
+    def tried(case, *others):
         seen.append(case.repeat)
         found = [Wrong("row", "off", marginal)] * (case.repeat in wrong_with)
         found += [Wrong("row", "off", marginal, slight=True)] * (case.repeat + 0.5 in wrong_with)

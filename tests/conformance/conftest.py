@@ -82,6 +82,8 @@ def cuda_stages(
         if switches:
             monkeypatch.setattr(stages, "cuda_gpu", gpu_limits.gpu_of)  # the Hopper GPU that is played there
         found = [request.getfixturevalue(name) for name in EMULATORS.get(played, ())]
+        if played == "mix":  # blocks that share the keys of a row
+            found[-1].multiprocessors = 16
         if played == "rows of sm_80":  # without a copy engine
             found[-1].capability = (8, 0)
         return found[-1] if found else None

@@ -97,17 +97,17 @@ STEPS: dict[str, Corner] = {
 
 MTA_CORNERS: dict[str, Corner] = {
     "one token": {"batch": 2, "seq_len": 1},
-    "fewer tokens than taps": {"seq_len": 3, "batch": 2, "probe": "other sequences", "values": "uneven"},
-    "chunks of rows": {"chunk_rows": 32, "probe": "future", "twice": True},
+    "fewer tokens than taps": {"seq_len": 3, "batch": 2, "probe": "other sequences", "values": "uneven", "twice": True},
+    "chunks of rows": {"seq_len": 44, "chunk_rows": 32, "probe": "future"},
     "every key seen": {
-        "kind": "other", "heads": 4, "kv_heads": 2, "seq_len": 36, "chunk_rows": 32, "probe": "other heads",
+        "kind": "other", "heads": 4, "kv_heads": 2, "seq_len": 17, "chunk_rows": 16, "probe": "other heads",
         "layouts": laid_out("permuted", "columns first", "padded"),
     },
     "documents": {
-        "bounds": (0, 0, 1, 3, 21, 21, 44), "chunk_rows": 32, "values": "uneven", "probe": "other documents",
+        "bounds": (0, 0, 1, 3, 14, 14, 36), "chunk_rows": 16, "values": "uneven", "probe": "other documents",
     },
     "documents in which every key is seen": {
-        "kind": "other", "bounds": (0, 20, 21, 40), "probe": "other documents", "layouts": laid_out("steps"),
+        "kind": "other", "bounds": (0, 12, 13, 24), "probe": "other documents", "layouts": laid_out("steps"),
     },
     "the last rows of a prompt": {  # a run of rows ends where keys of a block begin
         "seq_len": 155, "query_rows": 40, "chunk_rows": 16, "probe": "future",
@@ -122,6 +122,7 @@ MTA_CORNERS: dict[str, Corner] = {
     "a scale of zero": {"seq_len": 13, "scale": 0.0, "post_mix": 0, "layouts": laid_out("expanded", "expanded heads")},
     "scores of 60000": {"kind": "wide", "seq_len": 20, "values": "large scores"},
     "a huge key": {"seq_len": 20, "values": "huge key", "pre_conv": False, "gate": ""},
+    "scores that grow": {"seq_len": 200, "query_rows": 8, "values": "large scores"},
     "by the module": {"seq_len": 13, "way": "module", "in_float32": (), "gate_bias": True, "norm_eps": 1e-5},
     "under autocast": {"seq_len": 13, "way": "autocast"},
     "some gradients": {"seq_len": 20, "wanted": ("k", "post_conv"), "way": "again", "pre_mix": 0},
@@ -140,7 +141,7 @@ MTA_STEPS: dict[str, Corner] = {
         ),
     },
     "pages": {"lengths": (16, 65), "page_size": 16, "probe": "beyond lengths", "splits": 2, "gate": "full"},
-    "wide heads in pages": {"lengths": (16, 65), "page_size": 64, "kind": "wide", "gate_bias": True},
+    "wide heads in pages": {"lengths": (16, 65), "page_size": 64, "kind": "wide", "gate": "full", "gate_bias": True},
     "many keys": {"lengths": (300,), "gate_bias": True},
     "convolved before alone": {"lengths": (40, 3), "post_conv": None, "post_mix": 0, "scale": -0.3},
     "convolved after alone": {"lengths": (40, 3), "pre_conv": False, "pre_mix": 0, "post_mix": 0, "query_rows": 2},

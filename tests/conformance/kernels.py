@@ -133,7 +133,7 @@ MTA_CUDA = {
 }  # fmt: skip
 MTA_ROWS = {"usual": mixed("fp16", 16, None, None), "other": mixed("fp16", 24, None, None, (2, 2), causal=False)}
 MTA_MIX = {
-    "usual": mixed("bf16", 16, None, None, in_float32=("pre_mix", "post_mix")),
+    "usual": mixed("bf16", 80, None, None, in_float32=("pre_mix", "post_mix"), heads=4, kv_heads=2),
     "other": mixed("bf16", 48, None, None, (2, 2), causal=False),
     "wide": mixed("bf16", 64, None, None, heads=10, kv_heads=2),
 }  # fmt: skip
@@ -192,7 +192,8 @@ KERNELS = (
         corners=("heads mixed alone", "documents"), needs=DEVICE == "cpu",
     ),
     Kernels(
-        "mta-mix", "triton", **MTA_MIX, op="mta", switches=("MIX", "ROWS"), played="mix", corners=MIXED_ALONE,
+        "mta-mix", "triton", **MTA_MIX, op="mta", switches=("MIX", "ROWS"), played="mix",
+        corners=(*MIXED_ALONE, "the last rows of a prompt", "scores that grow"),
         forms=("whole", "chunk"), gradients=DEVICE == "cuda", needs=DEVICE == "cpu" or HOPPER,
     ),
 )  # fmt: skip

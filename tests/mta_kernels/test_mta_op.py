@@ -16,7 +16,6 @@ from mta_kernels.multi_token_attention import (
     MultiTokenAttention,
     explain,
     multi_token_attention,
-    multi_token_attention_reference,
     unsupported,
 )
 from mta_kernels.multi_token_attention import backends as backends_module
@@ -80,32 +79,6 @@ def test_operators_are_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = (*some, logsumexp, torch.randn_like(out), *NUMBERS, documents)
     torch.library.opcheck(backward, (*arguments, "idle"), test_utils=checks)
     torch.library.opcheck(backward, (*arguments, "fake"), test_utils="test_faketensor")
-
-
-@pytest.mark.parametrize("left_out", [(), ("pre_conv", "post_conv"), ("pre_mix", "post_mix"), ("pre_conv", "pre_mix")])
-@pytest.mark.parametrize("causal", [True, False])
-def test_kernels_and_reference_agree(left_out, causal) -> None:
-    inputs = without(small(), *left_out)
-    for options in ({}, {"cu_seqlens": torch.tensor([0, 0, 5, 12])}, {"pad_key": "left", "scale": 0.2}):
-        options = {**options, "causal": causal}
-        want = gradients(multi_token_attention_reference, inputs, **options)
-        assert_close(gradients(multi_token_attention, inputs, **options, backend="fake"), want)
-
-
-def test_a_chunk_takes_the_queries_before_it() -> None:
-    inputs = small()
-    history = torch.randn(1, 4, 5, 8, requires_grad=True)  # more than are read
-    chunk = {**inputs, "q": inputs["q"][:, :, 6:].detach().requires_grad_(), "q_history": history}
-    got = gradients(multi_token_attention, chunk, backend="fake")
-    assert_close(got, gradients(multi_token_attention_reference, chunk))
-
-
-def test_norm_and_gate_follow() -> None:
-    torch.manual_seed(0)
-    inputs = small() | {"norm_weight": torch.randn(8), "gate_weight": torch.randn(1, 8), "gate_bias": torch.randn(1)}
-    inputs = {name: x.detach().requires_grad_() for name, x in inputs.items()}
-    want = gradients(multi_token_attention_reference, inputs, depth=2)
-    assert_close(gradients(multi_token_attention, inputs, depth=2, backend="fake"), want)
 
 
 def test_what_is_not_wanted_has_no_gradient() -> None:
