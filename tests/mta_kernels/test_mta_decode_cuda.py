@@ -23,16 +23,12 @@ from torch import Tensor
 
 from mta_kernels.multi_token_attention import (
     DecodeState,
-    MultiTokenAttention,
     multi_token_attention_decode,
     multi_token_attention_decode_reference,
 )
 from mta_kernels.multi_token_attention.decode import api as decode_api
 from mta_kernels.multi_token_attention.decode import triton as decode_triton
 from mta_kernels.multi_token_attention.decode_cuda import plan
-from mta_kernels.multi_token_attention.decode_cuda.plan import heads_unsupported, shape_unsupported, unsupported
-from mta_kernels.nvrtc import compiler
-from mta_kernels.operation import Convolution, Operation
 
 pytest.importorskip("triton")
 
@@ -81,17 +77,6 @@ def test_every_combination_of_parts(parts: dict[str, bool]) -> None:
     """Prompts shorter and longer than the taps look back; programs that share a sequence, and that have several."""
     inputs = inputs_of(parts, batch=3, tokens=300)
     check_steps(inputs, [1, 298, 3], steps=2)
-
-
-def test_a_module_explains_its_steps() -> None:
-    attention = MultiTokenAttention(16, 64, pre_conv=None, post_conv=None, device=DEVICE)
-    q_window, k, v = torch.randn(3, 1, 16, 64, 64, device=DEVICE, dtype=torch.float16)
-    q_window = q_window[:, :, :6]
-    assert attention.explain(q_window, k, v, decode=True).backend == "triton"
-    lengths = torch.tensor([64], dtype=torch.int32, device=DEVICE)
-    assert attention.decode(q_window, k, v, lengths=lengths).isfinite().all()
-    with pytest.raises(ValueError, match="a decode step is causal"):
-        MultiTokenAttention(16, 64, causal=False).explain(q_window, k, v, decode=True)
 
 
 @pytest.mark.parametrize("dtype", [x for x in DTYPES if x.itemsize == 2], ids=str)
@@ -262,64 +247,3 @@ def test_float32_mixers_and_a_repeated_step() -> None:
     state = inputs.state([40])
     first, second = (multi_token_attention_decode(**inputs.step([41]), state=state, backend="triton") for _ in range(2))
     assert torch.equal(first, second)
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "taps", "reason"),
-    [
-        (8, 8, 64, (16, 16), None), (16, 16, 128, (6, 11), None), (8, 4, 64, (6, 11), "each with a KV head"),
-        (4, 4, 64, (6, 11), "not 8 to 16"), (17, 17, 64, (6, 11), "not 8 to 16"), (8, 8, 72, (6, 11), "head_dim 72"),
-        (8, 8, 256, (6, 11), "head_dim 256"), (8, 8, 64, (6, 17), "17 key taps"), (8, 8, 64, (17, 11), "17 query taps"),
-        (16, 16, 128, (16, 11), "no room for two tiles"),
-    ],
-)  # fmt: skip
-def test_what_is_left_to_triton(
-    heads: int, kv_heads: int, head_dim: int, taps: tuple[int, int], reason: str | None
-) -> None:
-    q, cache = (torch.empty(1, count, 1, head_dim, dtype=torch.bfloat16) for count in (heads, kv_heads))
-    operation = Operation(Convolution(*taps, 0), 1.0)
-    found = shape_unsupported(operation, q, cache, cache)
-    assert found is None if reason is None else reason in (found or "")
-    if reason is None:
-        assert "whole chunks" in (shape_unsupported(operation, q, cache, cache[..., 1:]) or "")
-
-
-@pytest.mark.parametrize(
-    ("capability", "kilobytes", "reason"),
-    [((9, 0), 227, None), ((8, 0), 163, "227 KB of shared memory"), ((12, 0), 99, "227 KB"), ((7, 5), 64, "sm_80")],
-)
-def test_gpus_whose_blocks_have_no_room_keep_triton(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], kilobytes: int, reason: str | None
-) -> None:
-    limits = {"capability": capability, "shared_memory_limit": kilobytes * 1024, "missing_package": None}
-    for name, value in limits.items():
-        monkeypatch.setattr(plan, name, lambda *_, value=value: value)
-    operation = Operation.of((6, 11), 64)
-    q, cache = (torch.empty(8, 8, rows, 64, dtype=torch.bfloat16) for rows in (6, 32))
-    on_gpu = SimpleNamespace(is_cuda=True, device=q.device, shape=q.shape, dtype=q.dtype)
-    found = unsupported(operation, on_gpu, cache, cache)
-    assert found is None if reason is None else reason in (found or "")
-
-
-@pytest.mark.parametrize("paged", [False, True])
-@pytest.mark.parametrize("heads", range(plan.FEWEST_HEADS, plan.MOST_HEADS + 1))
-def test_no_step_needs_more_than_that_room(heads: int, paged: bool) -> None:
-    for head_dim in range(16, plan.MOST_HEAD_DIM + 1, 16):
-        for taps in ((1, 1), (6, 11), (16, 16)):
-            conv = Convolution(*taps, 0)
-            if not heads_unsupported(Operation(conv, 1.0, post_conv=conv), torch.bfloat16, heads, heads, head_dim):
-                constants = plan.StepConstants(torch.bfloat16, heads, head_dim, paged, conv, True, conv, True)
-                assert max(map(constants.bytes_of, ("keys", "values", "merge"))) <= plan.SHARED_BYTES
-                assert min(map(constants.stages, ("keys", "values"))) >= 2
-
-
-@pytest.mark.parametrize("paged", [False, True])
-@pytest.mark.parametrize("name", ["keys", "values", "merge"])
-def test_the_compiler_takes_them(name: str, paged: bool) -> None:
-    """What the emulator's twins of instructions hide: names that are there twice, and constants that differ."""
-    if reason := compiler.missing_package():
-        pytest.skip(reason)
-    conv = Convolution(6, 11, 5)
-    constants = plan.StepConstants(torch.bfloat16, 16, 128, paged, conv, True, conv, True, norm=paged, gate=2)
-    code, _ = compiler.compile_source(constants.source(name, "sm_90"))
-    assert code.startswith(b"\x7fELF")

@@ -7,7 +7,6 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 pytest.importorskip("triton")
 
@@ -26,14 +25,9 @@ from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error, with_ga
 
 from mta_kernels.multi_token_attention import (
     DecodeState,
-    explain,
     multi_token_attention_decode,
     multi_token_attention_decode_reference,
 )
-from mta_kernels.multi_token_attention.backend import Request
-from mta_kernels.multi_token_attention.decode.plan import choose_splits, plan
-from mta_kernels.multi_token_attention.triton.backend import why_not
-from mta_kernels.operation import Convolution, Operation
 
 OWN = [parts for parts in COMBINATIONS if any(parts[name] for name in PARTS[1:])]  # all others are conv_attention's
 ALL = dict.fromkeys(PARTS, True)
@@ -100,35 +94,6 @@ def test_splits(parts: dict[str, bool], splits: int | str) -> None:
     inputs = Inputs(parts, heads=2, batch=2, tokens=300, dtype=torch.float16)
     got = check_steps(inputs, [9, 298], splits=splits)
     assert torch.equal(got, check_steps(inputs, [9, 298], splits=splits))
-
-
-def test_splits_fill_the_gpu_in_whole_waves() -> None:
-    assert choose_splits(1, 65536, 128, 396) == 396  # 512 would take two waves for as many tiles one after another
-    assert choose_splits(8, 65536, 128, 396) == 49
-    assert choose_splits(1, 4096, 32, 396) == 128
-    assert choose_splits(1, 100, 118, 264) == 2
-    assert choose_splits(500, 4096, 64, 396) == 64  # whole tiles: 81 rounds, and 128 with one program a sequence
-
-
-@pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
-@pytest.mark.parametrize("taps", [None, (6, 11), (16, 31)], ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 16), (10, 10), (12, 4), (64, 8)])
-def test_programs_fill_the_gpu(heads: int, kv_heads: int, taps: tuple[int, int] | None, head_dim: int) -> None:
-    """One of 132 SMs, whatever the shape; and none is without keys."""
-    convolution = None if taps is None else Convolution(*taps, taps[1] // 2)
-    operation = Operation(convolution, 1.0, True, None, convolution, None)
-    for batch, capacity in itertools.product((1, 8, 300), (1, 4096, 65536, 1 << 20)):
-        chosen = plan(torch.bfloat16, head_dim, heads, kv_heads, operation, batch, capacity, torch.device("cpu"))
-        logits, of_v, early = chosen.of_logits, chosen.of_v, chosen.early
-        for programs, keys in ((logits.programs, logits.block_n), (of_v.programs, 16 * of_v.blocks)):
-            tiles = -(-capacity // keys)
-            assert programs <= min(tiles, 512)
-            assert (-(-tiles // programs) - 1) * programs < tiles  # the last round is not empty
-        assert of_v.kv_heads * (of_v.parts - 1) < kv_heads <= of_v.kv_heads * of_v.parts
-        assert early.programs <= -(-capacity // (16 * early.blocks))
-        if capacity > 1:
-            assert batch * of_v.programs * of_v.parts >= min(132, 16 * kv_heads)
-            assert batch * logits.programs >= (16 if taps else 64)
 
 
 def test_large_and_very_negative_scores() -> None:
@@ -250,51 +215,6 @@ def test_norm_and_gate_follow() -> None:
     check_steps(inputs, [30])
     plain = Inputs(dict.fromkeys(PARTS, False), dtype=torch.float16, **after)
     check_steps(plain, [30])  # through conv_attention's decode
-
-
-def test_what_kernels_cannot_run_is_refused_or_left_to_the_reference() -> None:
-    inputs = Inputs(MIXING, dtype=torch.float16)
-    step = inputs.step([30])
-    apart = step["k_cache"].mT.contiguous().mT
-    with pytest.raises(ValueError, match=r"numbers of a key side by side \(stride 1\); backend='auto' picks one"):
-        multi_token_attention_decode(**step | {"k_cache": apart}, backend="triton")
-    got = multi_token_attention_decode(**step | {"k_cache": apart})
-    assert torch.equal(got, multi_token_attention_decode_reference(**step))
-    with pytest.raises(ValueError, match="backend is 'fast'; expected 'auto' or one of 'reference', 'triton'"):
-        multi_token_attention_decode(**step, backend="fast")
-    with pytest.raises(ValueError, match="the reference backend does not split the keys"):
-        multi_token_attention_decode(**step, backend="reference", splits=2)
-    many = torch.empty(1, 65, 1, 16, device=DEVICE)
-    request = Request(Operation(None, 1.0), many.device, many.dtype, 16, 65, decode=(many, many, many))
-    assert "65 query heads are more than 64" in (why_not(request) or "")
-    wide = Operation(None, 1.0, post_conv=Convolution(16, 31, 15))
-    request = Request(wide, many.device, many.dtype, 256, 64, decode=(many, many, many))
-    assert "64 heads of 31 key taps after the softmax in torch.float32 need more than" in (why_not(request) or "")
-    q, k, v = (step[name] for name in ("q_window", "k_cache", "v_cache"))
-    assert explain(q, k, v, **inputs.mixers, decode=True).backend == "triton"
-    choice = explain(q, apart, v, **inputs.mixers, decode=True)
-    assert choice.backend == "reference"
-    assert "numbers of a key side by side" in choice.reason
-
-
-def test_forward_mode_is_refused() -> None:
-    """Kernels would leave the tangents out, without a word. The reference has them."""
-    inputs = Inputs({**dict.fromkeys(PARTS, False), "pre_mix": True}, dtype=torch.float32)
-    step = inputs.step([9]) | {"norm_weight": torch.linspace(0.5, 1.5, 16, device=DEVICE)}
-    words = "multi_token_attention_decode through backend 'triton' has no forward-mode derivatives"
-    for name in ("q_window", "k_cache", "v_cache", "norm_weight", "pre_mix"):
-
-        def token(x: Tensor, name: str = name, backend: str = "triton") -> Tensor:
-            return multi_token_attention_decode(**step | {name: x}, backend=backend)
-
-        x = step[name].nan_to_num(0.0)
-        with pytest.raises(RuntimeError, match=words):
-            torch.func.jvp(token, (x,), (x,))
-        with forward_ad.dual_level(), pytest.raises(RuntimeError, match=words):
-            token(forward_ad.make_dual(x, x))
-    want = token(x + 1e-2 * x, backend="reference") - token(x - 1e-2 * x, backend="reference")
-    got = torch.func.jvp(lambda x: token(x, backend="reference"), (x,), (x,))[1]
-    torch.testing.assert_close(got, want / 2e-2, rtol=1e-2, atol=1e-3)
 
 
 def test_compiled_as_one_graph() -> None:
