@@ -18,6 +18,19 @@ from mtabench.results.outputs import write_text
 from mtabench.results.runs import read_run
 
 
+@contextmanager
+def without_cycle_search() -> Iterator[None]:
+    """Within it Python looks for no cycles of objects: among millions of samples that takes a quarter of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@without_cycle_search()
 def run_across(base: Path, head: Path, asked: ComparisonOptions, typed: Sequence[str]) -> int:
     """Print how many times as long cells take on the device of `head` as on that of `base`; 0.
 
@@ -39,6 +52,7 @@ def run_across(base: Path, head: Path, asked: ComparisonOptions, typed: Sequence
     return 0
 
 
+@without_cycle_search()
 def run(base: Path, head: Path, asked: ComparisonOptions, rerun_unclear: bool) -> int:
     """Compare two results files and say what changed; the exit code.
 
@@ -46,27 +60,12 @@ def run(base: Path, head: Path, asked: ComparisonOptions, rerun_unclear: bool) -
     judged by those. Raises NotComparableError, which the Markdown and the JUnit file asked for then say.
     """
     check_outputs(asked, (base, head))
-    with without_cycle_search():
-        runs = read_run(base), read_run(head)
+    runs = read_run(base), read_run(head)
     with refusal_reported(asked):
         if rerun_unclear:
             from mtabench.comparing.rerun import compare_again  # which loads torch
 
             found = compare_again(*runs, asked)
         else:
-            with without_cycle_search():
-                found = compare(*runs, asked.threshold, asked.fail_on)
-    with without_cycle_search():
-        return report(found, asked)
-
-
-@contextmanager
-def without_cycle_search() -> Iterator[None]:
-    """Within it Python looks for no cycles of objects: among millions of samples that takes a quarter of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+            found = compare(*runs, asked.threshold, asked.fail_on)
+    return report(found, asked)
