@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mta_kernels import planned
-from mta_kernels.torch_compile import asked_once
+from mta_kernels.torch_compile import cached_constant
 
 # A Hopper GPU.
 INTERPRETED_CAPABILITY = (9, 0)
@@ -85,7 +85,7 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
-@asked_once
+@cached_constant
 def absent(device: torch.device | str) -> str | None:
     """That there is no such GPU on this machine, in words, or None."""
     if torch.device(device).type == "cuda":

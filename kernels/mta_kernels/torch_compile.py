@@ -37,16 +37,16 @@ def compiled_apart(function: Callable[..., Any], *, fullgraph: bool = True) -> C
     return torch.compile(own, dynamic=False, fullgraph=fullgraph)
 
 
-def asked_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, asked once for each arguments, whose answer is a constant to torch.compile."""
-    answer = functools.cache(function)
+def cached_constant(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which computes once for each arguments, and whose result is a constant to torch.compile."""
+    cached = functools.cache(function)
 
     @constant_when_compiled
     @functools.wraps(function)
-    def ask(*arguments: Any) -> Any:
-        return answer(*arguments)
+    def compute(*arguments: Any) -> Any:
+        return cached(*arguments)
 
-    return ask
+    return compute
 
 
 def constant_when_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,8 +55,8 @@ def constant_when_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def is_fixed(*sizes: int) -> bool:
-    """Whether a compiler knows these sizes, which it is asked for no guard of; outside of one they are numbers."""
+def is_static(*sizes: int) -> bool:
+    """Whether a compiler knows these sizes, found without a guard; outside of a compiler they are numbers."""
     if torch.compiler.is_compiling():
         from torch.fx.experimental.symbolic_shapes import has_static_value
 
@@ -64,8 +64,8 @@ def is_fixed(*sizes: int) -> bool:
     return True
 
 
-def known(condition: Any) -> bool:
-    """Whether a condition on sizes holds; a compiler to which they are unknown is told no, and asks for no guard."""
+def statically_true(condition: Any) -> bool:
+    """Whether a condition on sizes holds; False in a compiler that does not know them, found without a guard."""
     if torch.compiler.is_compiling():
         from torch.fx.experimental.symbolic_shapes import statically_known_true
 

@@ -145,14 +145,10 @@ def test_any_sizes(gpu) -> None:
     check(Case(**shape, sizes=plan.HOPPER_WALKS["pre"]))
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16])
-def test_logits_far_apart(gpu, dtype: torch.dtype) -> None:
-    """Sums over a unit's first logit would overflow, in float32 or in fp16."""
-    check(
-        Case(
-            dtype=dtype, magnitude=60 if dtype == BF16 else 12, keys=300, queries=300, first_row=200, rows=60, owned=40
-        )
-    )
+@pytest.mark.parametrize(("dtype", "magnitude"), [(BF16, 60), (FP16, 12), (BF16, 2**31), (BF16, 2**40)])
+def test_logits_far_apart(gpu, dtype: torch.dtype, magnitude: float) -> None:
+    """Sums over a unit's first logit would overflow, in float32 or in fp16; the digits of a logit are worth 256 and more."""
+    check(Case(dtype=dtype, magnitude=magnitude, keys=300, queries=300, first_row=200, rows=60, owned=40))
 
 
 def test_the_order_of_threads_changes_nothing(gpu) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mta_kernels.operation import PAGE_SIZES, key_padding, told
 from mta_kernels.operator_gradients import check_no_tangents
-from mta_kernels.torch_compile import known
+from mta_kernels.torch_compile import statically_true
 from mta_kernels.watchers import is_plain
 
 MAY_BE_LEFT_OUT = (
@@ -52,7 +52,7 @@ def check_no_overlap(name: str, x: Tensor, instead: str) -> None:
 def _overlaps(x: Tensor) -> bool:
     sizes = [(stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1]
     if torch.compiler.is_compiling():  # which cannot sort unknown strides
-        return any([known(stride == 0) for stride, _ in sizes])
+        return any([statically_true(stride == 0) for stride, _ in sizes])
     reach = 0
     for stride, size in sorted(sizes):
         if stride <= reach:

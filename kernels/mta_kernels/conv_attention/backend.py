@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.operation import Operation
-from mta_kernels.torch_compile import known
+from mta_kernels.torch_compile import statically_true
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # of q, k, v and the weight
 
@@ -40,7 +40,7 @@ HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257), 16, 31  # of the Triton kernel
 
 def caches_unsupported(k_cache: Tensor, v_cache: Tensor) -> str | None:
     """Why Triton's kernels cannot read caches, in a clause, or None if the numbers of a key lie side by side."""
-    if not (known(k_cache.stride(3) != 1) or known(v_cache.stride(3) != 1)):
+    if not (statically_true(k_cache.stride(3) != 1) or statically_true(v_cache.stride(3) != 1)):
         return None
     strides = " and ".join(str(tuple(x.stride())) for x in (k_cache, v_cache))
     return f"the caches have strides {strides}, and it needs the numbers of a key side by side (stride 1)"

@@ -25,7 +25,7 @@ from mta_kernels.conv_attention.arguments import (
 from mta_kernels.conv_attention.backend import Backend, Request
 from mta_kernels.conv_attention.backends import KERNELS, named
 from mta_kernels.operation import Operation
-from mta_kernels.torch_compile import constant_when_compiled, is_fixed
+from mta_kernels.torch_compile import constant_when_compiled, is_static
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -174,9 +174,9 @@ def _fastest(request: Request) -> tuple[Backend | None, str]:
         widest = next(backend for backend in KERNELS if backend in _ranked(request))  # which refuses least
         return None, f"{widest.name} cannot run this: {widest.why_not(request)}"
     taps, head_dim = request.operation.conv.taps, request.head_dim
-    if len(able) == 1 or request.decode is not None or request.over_ranks or not is_fixed(head_dim, *taps):
+    if len(able) == 1 or request.decode is not None or request.over_ranks or not is_static(head_dim, *taps):
         return able[0], "the fastest backend for these arguments"
-    key_rows = request.key_rows if is_fixed(request.key_rows) else LONGEST
+    key_rows = request.key_rows if is_static(request.key_rows) else LONGEST
     shape = request.dtype, head_dim, taps, request.operation.causal, key_rows
     name, reason = _measured(tuple([x.name for x in able]), tuned_as(request.gradients), request.device, *shape)
     return named(name), reason

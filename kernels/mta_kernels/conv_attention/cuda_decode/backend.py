@@ -10,7 +10,7 @@ from mta_kernels.conv_attention.cuda_sm80 import backward, forward
 from mta_kernels.conv_attention.cuda_sm80.backward_constants import ON_EVERY_GPU, no_room
 from mta_kernels.gpu_limits import absent, capability, cuda_capability, shared_memory_limit
 from mta_kernels.nvrtc.compiler import missing_package
-from mta_kernels.torch_compile import asked_once, known
+from mta_kernels.torch_compile import cached_constant, statically_true
 
 
 def why_not(request: Request) -> str | None:
@@ -32,12 +32,12 @@ def _passes_unsupported(request: Request) -> str | None:
     return reason
 
 
-@asked_once
+@cached_constant
 def _no_room_for_backward(device: torch.device | str, head_dim: int, query_taps: int, key_taps: int) -> str | None:
     return no_room(head_dim, query_taps, key_taps, shared_memory_limit(torch.device(device)))
 
 
-@asked_once
+@cached_constant
 def platform_unsupported(device: torch.device | str) -> str | None:
     """Why no kernel of this backend could run on this machine, or None."""
     device = torch.device(device)
@@ -73,13 +73,13 @@ def rank(request: Request) -> int | None:
 def _pays(request: Request) -> bool:
     """Whether it has so much less to multiply than Triton that it is the faster."""
     taps = request.operation.conv.taps
-    is_wide_forward = not request.gradients and not known(request.head_dim <= MOST_HEAD_DIM)
+    is_wide_forward = not request.gradients and not statically_true(request.head_dim <= MOST_HEAD_DIM)
     of_triton = (min(taps) + 1) * request.head_dim
     fewer = forward.multiply_adds(request.head_dim, *taps) <= MOST_MULTIPLY_ADDS * of_triton
-    return known(fewer) and _multiplies_alike(request.device, is_wide_forward)
+    return statically_true(fewer) and _multiplies_alike(request.device, is_wide_forward)
 
 
-@asked_once
+@cached_constant
 def _multiplies_alike(device: torch.device | str, is_wide_forward: bool) -> bool:
     """Whether Triton's products are this kernel's on a GPU, or both were measured there: not on sm_100 to sm_110.
 

@@ -16,7 +16,7 @@ from mta_kernels.conv_attention.hopper.forward import MAX_BACKWARD_HEAD_DIM, sha
 from mta_kernels.gpu_limits import absent, cuda_capability, device_name
 from mta_kernels.nvrtc.compiler import missing_package
 from mta_kernels.operation import Operation
-from mta_kernels.torch_compile import asked_once
+from mta_kernels.torch_compile import cached_constant
 
 
 def why_not(request: Request) -> str | None:
@@ -36,7 +36,7 @@ def _tiles_unsupported(request: Request) -> str | None:
     return None
 
 
-@asked_once
+@cached_constant
 def platform_unsupported(device: torch.device | str) -> str | None:
     """Why no Hopper kernel could run on this machine, or None."""
     device = torch.device(device)

@@ -21,7 +21,7 @@ from mta_kernels.conv_attention.backend import (
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import absent, compiled_capability, cuda_capability
 from mta_kernels.operation import Operation
-from mta_kernels.torch_compile import asked_once, constant_when_compiled, known
+from mta_kernels.torch_compile import cached_constant, constant_when_compiled, statically_true
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Where query heads share a KV head, this decode is faster than CUDA's on short caches, if the copy engine reads them:
@@ -85,17 +85,17 @@ def _decodes_few_keys(request: Request) -> bool:
     if group == 1 or group > MOST_SHARING:
         return False
     keys = k.shape[0] * k.shape[1] * k.shape[2]
-    if not known(keys * group <= few_keys(request.head_dim)):
+    if not statically_true(keys * group <= few_keys(request.head_dim)):
         return False
     # Of another number of batches these are pages, which the copy engine does not read.
-    if not known(k.shape[0] == q.shape[0]) or why_not(request) is not None:
+    if not statically_true(k.shape[0] == q.shape[0]) or why_not(request) is not None:
         return False
     from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
 
     return bulk_pays(request.head_dim, group, request.dtype.itemsize, _capability(q.device))
 
 
-_capability = asked_once(compiled_capability)
+_capability = cached_constant(compiled_capability)
 
 
 def _forward(operation: Operation, q: Tensor, *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) convolve_heads(const __
     const auto slot = [&](int turn) { return shared + GRAD_AT + turn % SLOTS * TILE; };
     ScaledProducts dpost;
     if (warp < HEADS) {
-        take_registers();
+        allocate_registers();
         const Bands<PAD, false> bands(args.taps + warp * QUERY_TAPS * KEY_TAPS);
         const int turns = convolve_turns(
             args, task, bands, 0, lane * 4,
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) convolve_heads(const __
             [](const Segment&, uint32_t, int) {});
         meet_mixers(turns);
     } else {
-        leave_registers();
+        deallocate_registers();
         const Weights post(args.mix, 1, HEADS), back(args.mix, HEADS, 1);
         const uint32_t rows = matrix_row();
         const int64_t head_stride = (int64_t)args.rows * args.pitch, first_head = batch * HEADS * head_stride;

@@ -13,7 +13,7 @@ DEVICE uint32_t spread_keys() {  // where a lane's two keys go
 
 // What the warp of a head does, task by task; `begin(tasks, task)` is called before each.
 template <class Begin> DEVICE void convolve_tasks(const Arguments& args, int head, const Begin& begin) {
-    take_registers();
+    allocate_registers();
     const Bands<PAD, false> bands(args.taps + head * QUERY_TAPS * KEY_TAPS);
     int turns = 0;
 #pragma unroll 1

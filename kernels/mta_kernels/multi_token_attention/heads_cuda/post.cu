@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM) post_heads(c
     const int warp = thread_index() / 32, lane = lane_index();
     int turns = 0;
     if (warp >= HEADS) {
-        leave_registers();
+        deallocate_registers();
         const Weights post(args.mix, 1, HEADS);
         const uint32_t rows = matrix_row();
 #pragma unroll 1
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM) post_heads(c
         }
         return;
     }
-    take_registers();
+    allocate_registers();
     const Bands<PAD, false> bands(args.taps + warp * QUERY_TAPS * KEY_TAPS);
     uint32_t lanes[2] = {};  // that have the factors of this lane's chunks, a byte each
 #pragma unroll

@@ -1,13 +1,15 @@
 // Scores x to exponentials, of all heads: convolution, then mixing to logits l, and what the softmax of each row needs.
 //
-//   l[h] = sum over g of mix[h, g] conv(x[g]),   out[h] = 2^(l[h] log2(e) - reference),
+//   l[h] = sum over g of mix[h, g] conv(x[g]),   out[h] = exp(l[h] - reference),
 //   logsumexp[h, i] = log sum over visible j of exp(l[h, i, j])
 //
 // A unit of keys of a row of a head has its own reference: it and the sum of exponentials as stored are a piece of the row.
-// `merge_pieces` adds pieces up, and finds the factor by which the exponentials of each become probabilities.
+// `merge_pieces` adds pieces up, and finds the factor by which the exponentials of each become probabilities. Logits are
+// subtracted before they are scaled to powers of two: the greatest one's difference is zero however large it is.
 #include "mixed.cuh"
 
 constexpr float LOG2_E = 1.44269504f, LOG_2 = 0.693147181f;
+DEVICE float exponential(float difference) { return exp2_fast(difference * LOG2_E); }
 constexpr float LOWEST = -0x1.58p127f;  // the greatest logit of none: finite, so that no NaN comes of it
 // Of exponentials over the first of a unit's logits, which need not be the greatest.
 template <class Element> constexpr float LARGEST_SUM = 1e30f;
@@ -31,14 +33,14 @@ struct Piece {
             else if (first == 0)
 #pragma unroll
                 for (int half = 0; half < 2; half++)
-                    references[half] = LOG2_E * __shfl_sync(~0u, logits.numbers[0][0][half * 2], 0, 4);
+                    references[half] = __shfl_sync(~0u, logits.numbers[0][0][half * 2], 0, 4);
             uint32_t pairs[2][4];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
                     float& x = logits.numbers[i][j / 4][j % 4];
-                    x = exp2_fast(fmaf(x, LOG2_E, -references[j % 4 / 2]));
+                    x = exponential(x - references[j % 4 / 2]);
                 }
                 round_pairs(pairs[i], logits.numbers[i]);
                 multiply<ELEMENT>(found, pairs[i], ones, ones);
@@ -59,12 +61,10 @@ struct Piece {
                 references[j % 4 / 2] = fmaxf(references[j % 4 / 2], logits.numbers[j / 8][j / 4 % 2][j % 4]);
         }
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float& greatest = references[half];
+        for (int half = 0; half < 2; half++)
 #pragma unroll
-            for (int other = 1; other < 4; other *= 2) greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, other));
-            greatest *= LOG2_E;
-        }
+            for (int other = 1; other < 4; other *= 2)
+                references[half] = fmaxf(references[half], __shfl_xor_sync(~0u, references[half], other));
     }
     DEVICE static void hide(Mixed& logits, const Unit& unit, const Seen& seen, int first) {
         if (unit.whole) return;
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM) pre_heads(co
     const int warp = thread_index() / 32;
     if (warp < HEADS) return convolve_tasks(args, warp, [](const Tasks&, const Task&) {});
     int turns = 0;
-    leave_registers();
+    deallocate_registers();
     const Weights pre(args.mix, HEADS, 1);
     const uint32_t rows = matrix_row();
     const int half = lane_index() % 4, head = lane_index() / 4 + half * 8;
@@ -106,12 +106,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM) pre_heads(co
     }
 }
 
-// What the softmax needs of some logits: a reference, and the sum of 2^(logit - reference), both of binary logarithms.
+// What the softmax needs of some logits: a reference, and the sum of exp(logit - reference).
 struct Total {
-    float reference = LOWEST * LOG2_E, sum = 0;
+    float reference = LOWEST, sum = 0;
     DEVICE void add(float of_other, float sum_of_other) {
         const float both = fmaxf(reference, of_other);
-        sum = sum * exp2_fast(reference - both) + sum_of_other * exp2_fast(of_other - both);
+        sum = sum * exponential(reference - both) + sum_of_other * exponential(of_other - both);
         reference = both;
     }
 };
@@ -139,12 +139,12 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS) merge_pieces(const _
         const uint32_t other = shared + (i * HEADS + head) * 8;
         all.add(__uint_as_float(load_shared(other)), __uint_as_float(load_shared(other + 4)));
     }
-    const float log_sum = log2f(all.sum);
+    const float log_sum = log2f(all.sum) * LOG_2;
 #pragma unroll 4
     for (int unit = first; unit < end; unit += GROUPS)
         args.factors[start + unit * stride] =
-            Factor<ELEMENT>::stored(exp2_fast(args.pieces[start + unit * stride].x - all.reference - log_sum));
+            Factor<ELEMENT>::stored(exponential(args.pieces[start + unit * stride].x - all.reference - log_sum));
     if (group == 0 && row >= args.above && row < args.above + args.owned)
         args.logsumexp[((int64_t)batch * HEADS + head) * args.query_rows + args.first_row + row] =
-            (all.reference + log_sum) * LOG_2;
+            all.reference + log_sum;
 }

@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM)
                 store_zeros_behind(args, task, args.out), store_zeros_behind(args, task, args.convolved);
         });
     int turns = 0;
-    leave_registers();
+    deallocate_registers();
     const Weights pre(args.mix, HEADS, 1);
     const uint32_t rows = matrix_row(), ones = pack<ELEMENT>(1, 1);
     const int half = lane_index() % 4, head = lane_index() / 4 + half * 8;

@@ -39,16 +39,16 @@ DEVICE int empty(int turn) { return 1 + TILES + turn % TILES; }
 // On Hopper, where both kinds of warps are whole warp groups, mixing warps leave registers to those of heads: of 96 a thread,
 // or of 80 where there are more threads.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-DEVICE void take_registers() {
+DEVICE void allocate_registers() {
     if constexpr (HEADS == 16 && MIXERS == 4) asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
     if constexpr (HEADS == 16 && MIXERS == 8) asm volatile("setmaxnreg.inc.sync.aligned.u32 88;");
 }
-DEVICE void leave_registers() {
+DEVICE void deallocate_registers() {
     if constexpr (HEADS == 16 && (MIXERS == 4 || MIXERS == 8)) asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
 }
 #else
-DEVICE void take_registers() {}
-DEVICE void leave_registers() {}
+DEVICE void allocate_registers() {}
+DEVICE void deallocate_registers() {}
 #endif
 
 // Whether all rows of the turn from `first` on are queries, or before these, and before the segment's end.
