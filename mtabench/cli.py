@@ -322,7 +322,7 @@ def export(
     csv: o.CsvFile, out: o.ExportOut = None, format_: o.ExportFormat = None, where: o.Where = None, sort: o.Sort = None,
     overwrite: o.Overwrite = False,
 ) -> int:  # fmt: skip
-    """Turn a results file into Markdown, LaTeX, Parquet, CSV for spreadsheets, JSON Lines or what others read."""
+    """Turn a results file into Markdown, LaTeX, Parquet, CSV for spreadsheets or JSON Lines."""
     from mtabench.commands.export import run
 
     return run(csv, out, format_, where or [], sort, overwrite)

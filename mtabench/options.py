@@ -318,8 +318,7 @@ ExportFormat = Annotated[
     Text,
     Output(
         "--format",
-        help="markdown, latex, parquet, csv, jsonl, flashinfer-trace (.jsonl) or pytorch-benchmark (.json); that of "
-        "the suffix of --out, or markdown, if not given.",
+        help="markdown, latex, parquet, csv or jsonl; that of the suffix of --out, or markdown, if not given.",
     ),
 ]
 Overwrite = Annotated[bool, Output("--overwrite", help="Replace --out if it is there.")]

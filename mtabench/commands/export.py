@@ -1,18 +1,15 @@
-"""The command `mtabench export`: a results file for papers, pull requests, data frames and other benchmarks."""
+"""The command `mtabench export`: a results file for papers, pull requests, spreadsheets and programs."""
 
 from __future__ import annotations
 
 import io
 import json
-import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from mtabench.errors import UsageError
 from mtabench.escaping import in_latex, in_log, in_markdown, in_spreadsheet, markdown_table
-from mtabench.exports import flashinfer_trace, pytorch_benchmark
 from mtabench.results.columns import TABLE, values_of
 from mtabench.results.outputs import check_outputs, write_text
 from mtabench.results.result_view import View, ViewColumn, make_view
@@ -44,9 +41,6 @@ def run(
     else:
         write_text(out, content)
         print(out)
-    if missing := Counter(row["status"] for row in rows if chosen.left_out(row)):
-        counts = ", ".join(f"{count} {status}" for status, count in missing.items())
-        print(f"left out, since the format has no place for them: {counts}", file=sys.stderr)
     return 0
 
 
@@ -63,11 +57,9 @@ def _format(out: Path | None, name: str | None) -> Format:
         if out.suffix != FORMATS[name].suffix:
             raise UsageError(f"--format {name} is written to a file {FORMATS[name].suffix}, and --out is {out}")
         return FORMATS[name]
-    usual = {one.suffix: one for one in FORMATS.values() if not one.named}
+    usual = {one.suffix: one for one in FORMATS.values()}
     if out.suffix not in usual:
-        others = " or ".join(f"--format {name} ({one.suffix})" for name, one in FORMATS.items() if one.named)
-        suffixes = ", ".join(one.suffix for one in FORMATS.values() if not one.named)
-        raise UsageError(f"--out {out} has no suffix that names a format; expected one of {suffixes}; or {others}")
+        raise UsageError(f"--out {out} has no suffix that names a format; expected one of {', '.join(usual)}")
     return usual[out.suffix]
 
 
@@ -144,16 +136,11 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 
 class Format(NamedTuple):
-    """A format with the suffix of its files. It is chosen by its name alone if it is `named`, else also by its suffix.
-
-    `left_out` says whether it has no place for a row.
-    """
+    """A format with the suffix of its files."""
 
     suffix: str
     write: Callable[[Rows], str | bytes]
     printed: bool = True
-    named: bool = False
-    left_out: Callable[[Mapping[str, str]], bool] = lambda row: False
 
 
 FORMATS: Mapping[str, Format] = {
@@ -162,10 +149,4 @@ FORMATS: Mapping[str, Format] = {
     "parquet": Format(".parquet", parquet, printed=False),
     "csv": Format(".csv", spreadsheet, printed=False),
     "jsonl": Format(".jsonl", lambda rows: "".join(f"{json.dumps(values_of(row), allow_nan=False)}\n" for row in rows)),
-    "flashinfer-trace": Format(
-        ".jsonl", flashinfer_trace.flashinfer_trace, named=True, left_out=flashinfer_trace.left_out
-    ),
-    "pytorch-benchmark": Format(
-        ".json", pytorch_benchmark.pytorch_benchmark, named=True, left_out=pytorch_benchmark.left_out
-    ),
 }

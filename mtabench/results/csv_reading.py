@@ -1,24 +1,21 @@
-"""CSV files and JSON Lines that may come from a stranger: read within bounds and made printable, or refused."""
+"""CSV files that may come from a stranger: read within bounds and made printable, or refused."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from operator import methodcaller
 from pathlib import Path
-from typing import Any
 
 from mtabench.errors import UsageError
 from mtabench.escaping import printable, quoted
 
 MOST_COLUMNS = 256
-MOST_WHOLE = 1e15  # below, every whole number is a float
+FIRST_ROW = 2  # the line of the first record
 MOST_LINE = 1_000_000  # bytes; a field has at most 131072, the limit of Python's reader
 
 _PLAIN = bytes(range(0x20, 0x7F)) + b"\r\n"
@@ -28,13 +25,12 @@ _PLAIN = bytes(range(0x20, 0x7F)) + b"\r\n"
 class CsvFile:
     """The header of a file and its records, one a line; `rest` is what comes after the last whole line, and left out.
 
-    `records` is read once; the first is in line `first` of the file. Empty header: the file has no whole line.
+    `records` is read once. Empty header: the file has no whole line.
     """
 
     header: list[str]
     records: Iterator[list[str]]
     rest: bytes
-    first: int = 2
 
     @property
     def torn(self) -> bool:
@@ -70,30 +66,6 @@ def read_csv(path: Path, most_bytes: int, most_records: int, ends_in_text: bool 
     return CsvFile(header, records, content[len(whole) :])
 
 
-def read_json_lines(path: Path, most_bytes: int, most_records: int) -> CsvFile:
-    """Read JSON Lines as a CSV file of the same values: the names in its first line are the header.
-
-    Raises UsageError as `read_csv`, and for a line that is no object with these names, or has a value of several parts.
-    """
-    content = _content(path, most_bytes).removeprefix(b"\xef\xbb\xbf")
-    if content.endswith(b"}"):
-        content += b"\n"
-    whole = content[: content.rfind(b"\n") + 1]
-    objects = _objects(path, whole.rstrip(), most_records)
-    first = next(objects, {})
-    if len(first) > MOST_COLUMNS:
-        raise UsageError(f"{path} has {len(first)} columns; expected at most {MOST_COLUMNS}")
-    header = [printable(name) for name in first]
-
-    def records() -> Iterator[list[str]]:
-        for number, one in enumerate(chain([first] if first else [], objects), start=1):
-            if one.keys() != first.keys():
-                raise UsageError(f"line {number} of {path} has other names than its first line")
-            yield [_as_text(path, number, one[name]) for name in first]
-
-    return CsvFile(header, records(), content[len(whole) :], first=1)
-
-
 def is_whole(content: bytes) -> bool:
     """Whether the last line of a CSV file lacks its end alone: it has all fields, and ends as the line before.
 
@@ -109,34 +81,6 @@ def is_whole(content: bytes) -> bool:
         return False
     alike = not others or others[-1].strip().rsplit(b" ")[-1] == last.rsplit(b" ")[-1]
     return 1 < len(header) == len(fields) and alike
-
-
-def _objects(path: Path, content: bytes, most: int) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(content.splitlines(), start=1):
-        if number > most:
-            raise UsageError(f"{path} has more than {most} rows, the most that are read of such a file")
-        if len(line) > MOST_LINE:
-            raise UsageError(f"line {number} of {path} is longer than {MOST_LINE} bytes")
-        try:
-            found = json.loads(line.decode())
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict) or not found:
-            raise UsageError(f"line {number} of {path} is no JSON object; expected JSON Lines, a row a line")
-        yield found
-
-
-def _as_text(path: Path, number: int, value: Any) -> str:
-    """A value as it would stand in a CSV file."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer() and abs(value) < MOST_WHOLE:
-        return str(int(value))
-    if isinstance(value, str | int | float):
-        return printable(str(value))
-    raise UsageError(f"line {number} of {path} has a value of several parts; expected texts, numbers, flags and null")
 
 
 def check_file(path: Path) -> None:

@@ -18,7 +18,7 @@ from mtabench.escaping import in_log, printable, quoted
 from mtabench.problem.case import Case
 from mtabench.registry import splitting_names
 from mtabench.results.columns import SCHEMA_VERSION, TABLE
-from mtabench.results.csv_reading import read_csv, read_json_lines
+from mtabench.results.csv_reading import FIRST_ROW, read_csv
 from mtabench.results.fields import Check
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ _KEYS_OF_VERSIONS = tuple(
 )
 LATER_COLUMNS = tuple(column.name for column in TABLE if column.since)  # older files do not have these
 SAMPLE_COLUMNS = ("run_id", "cell", "round", "sample", "ms")
-JSON_LINES = ".jsonl"  # the suffix of a results file that `export` wrote as JSON Lines
 MOST_BYTES, MOST_ROWS = 64 << 20, 100_000  # a row takes about 450 bytes; all of them are held in memory
 
 Row = Mapping[str, Any]
@@ -98,8 +97,8 @@ def key_of_cell(cell: str) -> Key:
 
 
 def samples_path(path: Path) -> Path:
-    """Where the raw samples of `path` go: NAME.samples.csv beside NAME.csv, and beside NAME.jsonl."""
-    return path.parent / f"{path.stem if path.suffix in ('.csv', JSON_LINES) else path.name}.samples.csv"
+    """Where the raw samples of `path` go: NAME.samples.csv beside NAME.csv."""
+    return path.parent / f"{path.stem if path.suffix == '.csv' else path.name}.samples.csv"
 
 
 def samples_paths(path: Path) -> tuple[Path, Path]:
@@ -121,10 +120,7 @@ def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
     with anything in a field that does not belong there; `with_rows` also for one without rows.
     """
     path = Path(path)
-    if path.suffix == JSON_LINES:
-        file = read_json_lines(path, MOST_BYTES, MOST_ROWS)
-    else:
-        file = read_csv(path, MOST_BYTES, MOST_ROWS, ends_in_text=True)
+    file = read_csv(path, MOST_BYTES, MOST_ROWS, ends_in_text=True)
     if not file.header and not file.begins(COLUMNS):
         raise UsageError(f"{path} is not a results file of mtabench: it has no whole line")
     header = file.header or COLUMNS
@@ -137,7 +133,7 @@ def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
     texts = map(list, zip(*file.records, strict=True))
     columns = {name: next(texts, []) for name in header}
     columns |= {name: [""] * len(columns["schema_version"]) for name in LATER_COLUMNS if name not in columns}
-    for number, version in enumerate(columns["schema_version"], start=file.first):
+    for number, version in enumerate(columns["schema_version"], start=FIRST_ROW):
         if version != str(SCHEMA_VERSION):
             raise UsageError(
                 f"{path} has schema version {version[:20] or '(none)'} in line {number}, "
@@ -145,7 +141,7 @@ def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
             )
     for column in TABLE:
         if column.field.check:
-            columns[column.name] = _checked(path, file.first, column.name, columns[column.name], column.field.check)
+            columns[column.name] = _checked(path, column.name, columns[column.name], column.field.check)
     if with_rows and not columns["schema_version"]:
         raise UsageError(f"{path} is empty: it has no rows")
     _fill_splits(columns)
@@ -183,14 +179,14 @@ def records(columns: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
     return [dict(zip(COLUMNS, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
-def _checked(path: Path, first: int, name: str, texts: Sequence[str], check: Check) -> list[str]:
+def _checked(path: Path, name: str, texts: Sequence[str], check: Check) -> list[str]:
     """The texts of a column as mtabench writes them; each that stands there is checked once."""
     found = dict.fromkeys(texts, "")
     for text in found:
         try:
             found[text] = check(text)
         except ValueError as error:
-            line, there = texts.index(text) + first, quoted(text) if text else "nothing"
+            line, there = texts.index(text) + FIRST_ROW, quoted(text) if text else "nothing"
             raise UsageError(f"line {line} of {path} has {there} in the column {name}; expected {error}") from None
     return list(map(found.__getitem__, texts))
 

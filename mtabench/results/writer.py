@@ -19,7 +19,6 @@ from mtabench.results.lock import FileLock
 from mtabench.results.outputs import check_folder, written
 from mtabench.results.results_file import (
     COLUMNS,
-    JSON_LINES,
     SAMPLE_COLUMNS,
     Key,
     key_of_row,
@@ -40,8 +39,6 @@ def check_destination(path: Path, resume: bool) -> list[dict[str, str]]:
     """The rows that a sweep to `path` will find there; raises UsageError if it may not write. Touches nothing."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give the name of a CSV file in it")
-    if path.suffix == JSON_LINES:
-        raise UsageError(f"a sweep writes CSV, and --out is {path}; give NAME.csv, and make it JSON Lines with export")
     FileLock(path).check()
     rows = _check_file(path, resume)
     samples, compressed = samples_paths(path)

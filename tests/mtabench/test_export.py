@@ -1,17 +1,21 @@
-"""`mtabench export`: Markdown, LaTeX, Parquet and CSV for spreadsheets."""
+"""`mtabench export`: Markdown, LaTeX, Parquet, CSV for spreadsheets and JSON Lines."""
 
 import csv
+import json
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from command_line import contents, make_runner, refused
 from hostile_cells import TEXTS, poison
 from written_runs import case, rounds, write_run
 
+from mtabench.commands.export import FORMATS
 from mtabench.results.results_file import COLUMNS, read_file, read_results
 from mtabench.results.writer import Writer
 
@@ -144,9 +148,8 @@ def test_where_and_sort_hold_for_exports(mtabench, path):
         ("a.csv --out a.html", "expected one of .md, .tex, .parquet, .csv"),
         ("a.csv --out a", "expected one of .md"),
         ("a.csv --out b.md --format latex", "--format latex is written to a file .tex, and --out is b.md"),
-        ("a.csv --out b.json", "or --format flashinfer-trace (.jsonl) or --format pytorch-benchmark (.json)"),
         ("a.csv --format parquet", "give --out FILE.parquet"),
-        ("a.csv --format html", "expected one of markdown, latex, parquet, csv, jsonl, flashinfer-trace"),
+        ("a.csv --format html", "expected one of markdown, latex, parquet, csv, jsonl"),
         ("a.csv --out a.csv/b.md", "cannot write a.csv/b.md"),
         ("a.csv --out folder.md", "is a folder"),
         ("a.csv --where impl=none --out b.md", "no row of a.csv has impl=none"),
@@ -184,28 +187,34 @@ def test_what_a_link_names_is_replaced_and_the_link_stays(mtabench, path, tmp_pa
     lambda text: text.rstrip(b"\n"),
     lambda text: text + b"\r\n\n",
 ], ids=["mark", "crlf", "no end", "empty lines"])  # fmt: skip
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_files_are_read_as_other_editors_save_them(mtabench, path, tmp_path, suffix, as_saved):
+def test_files_are_read_as_other_editors_save_them(path, as_saved):
     expected = read_file(path).rows()
-    mtabench("export", "a.csv", "--format", "jsonl", "--out", "a.jsonl")
-    source = path.with_suffix(suffix)
-    source.write_bytes(as_saved(source.read_bytes()))
-    file = read_file(source)
+    path.write_bytes(as_saved(path.read_bytes()))
+    file = read_file(path)
     assert not file.torn
     assert [row["repro"] for row in file.rows()] == [row["repro"] for row in expected]
-    if suffix == ".csv":  # a sweep goes on behind the last row
-        with Writer(source, resume=True) as writer:
-            assert len(writer.done) == len(expected)
-            writer.write([row | {"seq": "7"} for row in expected[:1]])
-        assert len(read_file(source).rows()) == len(expected) + 1
+    with Writer(path, resume=True) as writer:  # a sweep goes on behind the last row
+        assert len(writer.done) == len(expected)
+        writer.write([row | {"seq": "7"} for row in expected[:1]])
+    assert len(read_file(path).rows()) == len(expected) + 1
 
 
-def test_an_error_in_json_lines_names_its_line(mtabench, path, tmp_path):
-    mtabench("export", "a.csv", "--format", "jsonl", "--out", "a.jsonl")
-    lines = (tmp_path / "a.jsonl").read_text().splitlines(keepends=True)
-    lines[1] = lines[1].replace('"pass": "fwd"', '"pass": "forward"').replace('"pass":"fwd"', '"pass":"forward"')
-    (tmp_path / "a.jsonl").write_text("".join(lines))
-    refused(mtabench("show", "a.jsonl"), "line 2 of a.jsonl")
+def test_json_lines_have_a_typed_object_a_row(mtabench, path, tmp_path):
+    assert mtabench("export", "a.csv", "--out", "new/a.jsonl") == (0, "new/a.jsonl\n", "")
+    lines = (tmp_path / "new/a.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert list(rows[0]) == list(COLUMNS)
+    assert (rows[0]["seq"], rows[0]["causal"], rows[0]["mix"], rows[0]["timer"]) == (1024, True, None, "cpu")
+    assert (rows[3]["status"], rows[3]["median_ms"]) == ("oom", None)
+    assert mtabench("export", "a.csv", "--format", "jsonl")[1].splitlines() == lines
+
+
+def test_the_page_has_every_format():
+    page = (Path(__file__).parents[2] / "docs/results.md").read_text()
+    text = page.partition("<!-- formats -->")[2].partition("<!-- /formats -->")[0]
+    assert re.findall(r"^\| `(.*?)` \| `(.*?)` \|", text, re.MULTILINE) == [
+        (name, one.suffix) for name, one in FORMATS.items()
+    ]
 
 
 def test_a_pipe_gets_what_a_file_would_and_stays_a_pipe(mtabench, path, tmp_path):

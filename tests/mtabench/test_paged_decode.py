@@ -1,6 +1,5 @@
 """Caches in pages in the suite: as typed, as cells, as inputs, checked, counted, kept and shown."""
 
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,6 @@ from mtabench.checking.judge import Judge
 from mtabench.checking.verify import CheckedShape, CheckFilter, run_checks
 from mtabench.cli import app
 from mtabench.errors import UsageError
-from mtabench.exports.flashinfer_trace import flashinfer_trace
 from mtabench.measuring.timing import timed
 from mtabench.prediction.memory import expected_memory_bytes, input_bytes, measuring_bytes
 from mtabench.problem.axes import PAGE_SIZES, parse_page_sizes
@@ -378,15 +376,6 @@ class TestFiles:
             code, _, err = mtabench(*words)
             assert code == 0, err
         assert "page size 16" in "".join(page.read_text() for page in (tmp_path / "site").glob("*.*"))
-
-    def test_a_trace_of_pages_has_a_definition_of_its_own_and_a_block_table(self, path):
-        traces = [json.loads(line) for line in flashinfer_trace(read_file(path).rows()).splitlines()]
-        assert [trace["definition"].partition("c3x2")[2] for trace in traces[:3]] == [
-            "_causal", "_page_size_128_causal", "_page_size_16_causal",
-        ]  # fmt: skip
-        assert [list(trace["workload"]["inputs"]) for trace in traces[:2]] == [
-            ["q", "k", "v", "weight"], ["q", "k", "v", "weight", "block_table"],
-        ]  # fmt: skip
 
     def test_a_size_that_no_page_has_is_refused(self, path):
         path.write_text(path.read_text().replace(",128,", ",100,", 1))

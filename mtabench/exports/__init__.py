@@ -1,1 +1,0 @@
-"""Rows of results in the formats of other projects."""
