@@ -6,14 +6,13 @@ import io
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import pandas as pd
 
 from mtabench.charts import KINDS, charts_of
 from mtabench.charts.chart import Chart, make_figure
-from mtabench.charts.data import read_cells
 from mtabench.charts.style import HTML, Look, applied, in_css
 from mtabench.styles import styles_of
 
@@ -34,9 +33,8 @@ class Embedded:
     panels: Sequence[dict[str, str]]
 
 
-def embedded_charts(csv_path: Path, kinds: Sequence[str]) -> list[dict[str, Any]]:
-    """The charts of these kinds that a results file gives, in JSON's types. Raises UsageError where `draw` does."""
-    cells = read_cells([csv_path])
+def embedded_charts(cells: pd.DataFrame, kinds: Sequence[str]) -> list[dict[str, Any]]:
+    """The charts of these kinds that `read_cells` of one file gives, in JSON's types."""
     look = Look(HTML, styles_of(zip(cells["impl"], cells["op"] == "attention", strict=True)))
     found = []
     for name in kinds:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mtabench.errors import UsageError
-from mtabench.escaping import in_latex, in_log, in_markdown, in_spreadsheet, markdown_table
+from mtabench.escaping import in_latex, in_log, in_spreadsheet
 from mtabench.results.columns import TABLE, values_of
 from mtabench.results.outputs import check_outputs, write_text
-from mtabench.results.result_view import View, ViewColumn, make_view
+from mtabench.results.result_view import make_view, markdown_of, up_to_rank
 from mtabench.results.results_file import COLUMNS, read_file, samples_paths, say_if_torn
 from mtabench.results.row_filter import parse_where, select, sort_key
 
@@ -65,19 +65,13 @@ def _format(out: Path | None, name: str | None) -> Format:
 
 def markdown(rows: Rows) -> str:
     """A table in GitHub's Markdown under what all rows share."""
-    view, columns = _shown(rows, "markdown")
-    lines = [in_markdown(", ".join(facts)) + "\n" for facts in (view.setting, view.device) if facts]
-    header, right = [in_markdown(column.title) for column in columns], [column.right for column in columns]
-    texts = ([in_markdown(column.texts[i]) for column in columns] for i in range(len(rows)))
-    lines += markdown_table(header, texts, right)
-    lines += [f"\n{in_markdown(f'{column.name}: {column.legend}')}" for column in columns if column.legend]
-    lines += [f"\n\\[{i}\\] {in_markdown(reason)}" for i, reason in enumerate(view.reasons, start=1)]
-    return "\n".join(lines) + "\n"
+    return markdown_of(up_to_rank(make_view(rows), HIGHEST_RANK["markdown"]))
 
 
 def latex(rows: Rows) -> str:
     """A table environment for LaTeX with the package booktabs; what all rows share is its caption."""
-    view, columns = _shown(rows, "latex")
+    view = up_to_rank(make_view(rows), HIGHEST_RANK["latex"])
+    columns = view.columns
     caption = "; ".join(", ".join(facts) for facts in (view.setting, view.device) if facts)
     notes = [f"{column.name}: {column.legend}" for column in columns if column.legend]
     notes += [f"[{i}] {reason}" for i, reason in enumerate(view.reasons, start=1)]
@@ -124,11 +118,6 @@ def spreadsheet(rows: Rows) -> bytes:
 
     table = pd.DataFrame(list(rows), columns=list(COLUMNS), dtype=object).map(in_spreadsheet)
     return table.to_csv(index=False, lineterminator="\r\n").encode("utf-8-sig")
-
-
-def _shown(rows: Rows, format_: str) -> tuple[View, list[ViewColumn]]:
-    view = make_view(rows)
-    return view, [column for column in view.columns if column.rank <= HIGHEST_RANK[format_]]
 
 
 def _latex_row(cells: Sequence[str]) -> str:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from mtabench import tables
 from mtabench.console import make_console
-from mtabench.errors import UsageError
 from mtabench.escaping import printable
 from mtabench.json_output import print_json
 from mtabench.results.columns import values_of
 from mtabench.results.result_view import View, ViewColumn, make_view
-from mtabench.results.results_file import cell_of, find_samples, key_of_row, read_file
+from mtabench.results.results_file import read_file
 from mtabench.results.row_filter import parse_where, select, sort_key
-from mtabench.results.runs import Rounds, find_rounds, process_ids, read_samples
-from mtabench.results.sparklines import MARKS, against_seq, drift
+from mtabench.results.sparklines import MARKS, with_rounds
 from mtabench.sweeps.table import STYLES
 
 STAYS_IN_ROW = ("seq", "impl", "splits")  # the rest of a problem can stand above its rows
@@ -40,37 +37,15 @@ def run(path: Path, where: Sequence[str], sort: str | None, as_json: bool) -> in
         print_json("show", {"file": path, "torn": file.torn, "rows": values})
         return 0
     notes = ["the file ends in the middle of a row, which is left out"] if file.torn else []
-    view = make_view(rows)
-    if find_samples(path).exists():
-        try:
-            view = _with_rounds(rows, view, read_samples(path))
-        except UsageError as error:
-            notes.append(f"no rounds: {error}")
+    view, fault = with_rounds(make_view(rows), rows, path)
+    notes += [fault] * bool(fault)
     console = make_console()
     title = f"{path}: {view.cells}" + (f"; {len(file.columns['seq'])} in the file" if conditions else "")
-    tables.print_lines(console, _lines(title, rows, view, notes, console))
+    tables.print_lines(console, _lines(title, view, notes, console))
     return 0
 
 
-def _with_rounds(rows: Sequence[Row], view: View, samples: Mapping[tuple[str, str], Rounds]) -> View:
-    """The view with a picture of each cell's rounds, where there are samples."""
-    keys = [cell_of(key_of_row(row)) for row in rows]
-    found = drift(  # of one process after the other
-        [
-            [one for run_id in process_ids(row["run_id"]) for one in find_rounds(samples, run_id, key)]
-            for row, key in zip(rows, keys, strict=True)
-        ]
-    )
-    if not any(found.texts):
-        return view
-    scale = f"{100 * found.scale:.2g}"
-    legend = f"their medians in the order measured, from -{scale} % to +{scale} % of the cell's median"
-    column = ViewColumn("rounds", found.texts, rank=3, right=False, legend=legend)
-    place = len(view.columns) - (view.columns[-1].name == "status")
-    return replace(view, columns=(*view.columns[:place], column, *view.columns[place:]))
-
-
-def _lines(title: str, rows: Sequence[Row], view: View, notes: Sequence[str], console: Console) -> Iterable[Text]:
+def _lines(title: str, view: View, notes: Sequence[str], console: Console) -> Iterable[Text]:
     width = console.width
 
     def fit(text: str) -> str:
@@ -89,18 +64,6 @@ def _lines(title: str, rows: Sequence[Row], view: View, notes: Sequence[str], co
         yield from _wrapped(f"left out for {width} columns: {names}", "", width)
     for number, reason in enumerate(view.reasons, start=1):
         yield from _wrapped(fit(reason[:MOST_REASON]), f"[{number}] ", width)
-    pictures = [(fit(a), fit(b), c) for a, b, c in against_seq(rows, view)]
-    if pictures:
-        yield Text("")
-        yield from _wrapped(pictures[0][1], "", width)
-        labels = max(cell_len(label) for label, _, _ in pictures)
-        drawn = max(cell_len(f"{tables.GAP}{marks}{tables.GAP}{ends}") for _, marks, ends in pictures[1:])
-        for label, marks, ends in pictures[1:]:
-            if len(tables.GAP) + labels + drawn <= width:
-                yield Text(f"{tables.GAP}{set_cell_size(label, labels)}{tables.GAP}{marks}{tables.GAP}{ends}")
-            else:
-                yield from _wrapped(label, tables.GAP, width)
-                yield Text(f"{tables.GAP}{tables.GAP}{marks}{tables.GAP}{ends}")
     shown_headings = {column.heading for column in kept}
     legends = [
         f"{shown.name}: {shown.legend}"

@@ -18,7 +18,7 @@ from mtabench.problem.work import bytes_moved, executed_flops, only_reads, token
 from mtabench.registry import implementation_of
 from mtabench.results import fields, shown
 from mtabench.results.fields import COUNT, FLAG, NUMBER, TEXT, TIME_MS, Field
-from mtabench.results.shown import Reported, Shown, number
+from mtabench.results.shown import Shown, number
 
 if TYPE_CHECKING:
     from mtabench.results.facts import CellFacts, TimingFacts
@@ -41,9 +41,8 @@ class ResultColumn:
     `value` fills it in every row and `timed` in that of a timed cell; who computes it later assigns to the row.
     `merged` says how values of several processes become one. By default a measured number becomes the median, and
     anything else the first.
-    `heading` is its name in tables, if not that in the file. `shown` and `reported` put it into the tables of `show`
-    and of `report`. `detail` is its place in the report's details of a cell, 0 for none; by default what no table
-    shows is there.
+    `heading` is its name in tables, if not that in the file. `shown` puts it into the tables of `show`, `export` and
+    `report`.
     """
 
     name: str
@@ -57,8 +56,6 @@ class ResultColumn:
     merged: Merged | None = None
     heading: str = ""
     shown: Shown | None = None
-    reported: Reported | None = None
-    detail: int | None = None
 
 
 def _cell(name: str, sentence: str, field: Field = TEXT, heading: str = "", since: int = 0) -> ResultColumn:
@@ -105,11 +102,11 @@ _SIZE = Field(fields.count, numeric=True, parquet="Int64")
 _LATER_SIZE = Field(fields.optional(fields.count), parquet="Int64")
 
 TABLE: tuple[ResultColumn, ...] = (
-    ResultColumn("schema_version", "version of this table", COUNT, value=lambda cell: SCHEMA_VERSION, detail=0),
-    ResultColumn("run_id", "one id a sweep", value=attrgetter("facts.run_id"), merged="joined", detail=3),
+    ResultColumn("schema_version", "version of this table", COUNT, value=lambda cell: SCHEMA_VERSION),
+    ResultColumn("run_id", "one id a sweep", value=attrgetter("facts.run_id"), merged="joined"),
     ResultColumn(
         "started_utc", "start of the sweep in UTC; in files of `mtabench history` the time of the commit",
-        Field(fields.time_utc, parquet="time"), value=attrgetter("facts.started_utc"), merged="least", detail=3,
+        Field(fields.time_utc, parquet="time"), value=attrgetter("facts.started_utc"), merged="least",
     ),
     _cell(
         "pass", "`fwd`, `bwd` or `decode`; of a model `train`, `prefill` or `generate`", Field(fields.one_of(*PASSES))
@@ -151,75 +148,63 @@ TABLE: tuple[ResultColumn, ...] = (
     ),
     ResultColumn(
         "splits_used", "splits that a decode kernel took; where `splits` is `auto`, what it chose",
-        Field(fields.optional(fields.count), parquet="Int64"), value=_splits_used, detail=1,
+        Field(fields.optional(fields.count), parquet="Int64"), value=_splits_used,
     ),
     ResultColumn(
         "status", "`ok`, `unsupported`, `wrong`, `oom`, `error`, `timeout` or `invalid`",
-        Field(fields.one_of(*STATUSES)), value=attrgetter("status"), detail=0,
+        Field(fields.one_of(*STATUSES)), value=attrgetter("status"),
     ),
-    ResultColumn("reason", "why, in words", value=attrgetter("reason"), detail=0),
+    ResultColumn("reason", "why, in words", value=attrgetter("reason")),
     _measured("rounds", "rounds of samples", COUNT, "", attrgetter("summary.rounds"), merged="sum"),
     _measured("samples", "samples in all rounds", COUNT, "", attrgetter("summary.samples"), merged="sum"),
     _summary(
         "median_ms", "median of all samples",
         shown=Shown("median", "ms", 0, shown.median, place=0, legend=shown.unsettled_legend),
-        reported=Reported("median", "ms"),
     ),
     _summary(
-        "p10_ms", "10th percentile of all samples", detail=1,
+        "p10_ms", "10th percentile of all samples",
         shown=Shown("p10-p90", "ms", 7, shown.percentiles, place=2),
     ),
-    _summary("p90_ms", "90th percentile of all samples", detail=1),
+    _summary("p90_ms", "90th percentile of all samples"),
     _summary(
         "ci95_low_ms", "lower end of the 95 % bootstrap interval of the median, over rounds",
         shown=Shown("±", "%", 2, shown.interval, place=1, legend=lambda rows: "half the 95 % interval of the median"),
-        reported=Reported(
-            "±", "%", 2, "half_interval_percent", lambda row: shown.percent(shown.half_interval_of(row))
-        ),
-        detail=1,
     ),
-    _summary("ci95_high_ms", "upper end of that interval", detail=1),
-    _measured("baseline", "the implementation compared with", TEXT, "", None, detail=1),
+    _summary("ci95_high_ms", "upper end of that interval"),
+    _measured("baseline", "the implementation compared with", TEXT, "", None),
     _measured(
         "speedup", "the baseline's median over this one's", NUMBER, "", None, merged="geometric mean",
         shown=Shown("speedup", "", 1, number("speedup", end="x"), place=3),
-        reported=Reported("speedup", "\N{MULTIPLICATION SIGN}", 3),
     ),
     _measured(
         "useful_tflops", "rate of the work that the definition needs", NUMBER, "TFLOP/s",
         lambda of: useful_flops(of.case) / of.seconds / 1e12, merged="per time",
         shown=replace(shown.USEFUL, instead=shown.useful_in_unit),
-        reported=Reported("TFLOP/s", "", 3),
     ),
     _measured(
         "executed_tflops", "rate of the work that the implementation does", NUMBER, "TFLOP/s",
         lambda of: executed_flops(of.case, implementation_of(of.case).work) / of.seconds / 1e12, merged="per time",
-        detail=1,
     ),
     _measured(
         "gbytes_s", "rate of inputs and outputs, each moved once", NUMBER, "GB/s",
         lambda of: bytes_moved(of.case) / of.seconds / 1e9, merged="per time",
-        shown=Shown("moved", "GB/s", 8, number("gbytes_s"), decode_rank=4), reported=Reported("GB/s", "", 3),
+        shown=Shown("moved", "GB/s", 8, number("gbytes_s"), decode_rank=4),
     ),
     _measured(
         "fraction_of_roofline", "the least time that the measured ceilings of the device allow, over the median",
         NUMBER, "", attrgetter("fraction"), merged="per time",
         shown=Shown("of roof", "%", 5, number("fraction_of_roofline", factor=100), legend=shown.roof_legend),
-        reported=Reported(
-            "of roofline", "%", 3, "roofline_percent", lambda row: shown.percent(row["fraction_of_roofline"])
-        ),
     ),
     _measured(
         "peak_memory_mb",
         "most device memory that a call takes beyond its inputs, in 10^6 bytes; of `bwd`, with what its forward saved",
         NUMBER, "MB", attrgetter("measurement.peak_memory_mb"), merged="largest",
-        shown=Shown("memory", "MB", 9, number("peak_memory_mb")), reported=Reported("memory", "MB"),
+        shown=Shown("memory", "MB", 9, number("peak_memory_mb")),
     ),
     _measured(
         "rel_error", "relative error against float64", NUMBER, "", None, value=attrgetter("rel_error"),
         merged="largest",
         shown=Shown("error", "", 10, lambda row: f"{float(row['rel_error']):.1e}" if row["rel_error"] else "", place=8),
-        reported=Reported("error", "", 2),
     ),
     _measured("timer", "how it was timed", TEXT, "", attrgetter("measurement.timer")),
     _measured("cache", "`cold` or `warm`", TEXT, "", attrgetter("measurement.cache")),
@@ -233,28 +218,26 @@ TABLE: tuple[ResultColumn, ...] = (
     ),
     _measured(
         "energy_j", "energy of one call among its likes, by NVML, rest power included", NUMBER, "J",
-        attrgetter("measurement.energy_j"), since=1, shown=Shown("energy", "J", 9, number("energy_j")), detail=0,
+        attrgetter("measurement.energy_j"), since=1, shown=Shown("energy", "J", 11, number("energy_j")),
     ),
     _measured(
         "tokens_per_joule", "tokens of a call over its energy", NUMBER, "tokens/J",
         lambda of: tokens(of.case) / of.measurement.energy_j if of.measurement.energy_j else None, since=1,
-        shown=Shown("energy", "tokens/J", 9, number("tokens_per_joule")), detail=0,
+        shown=Shown("energy", "tokens/J", 11, number("tokens_per_joule")),
     ),
     _measured(
         "tokens_s", "of a model: tokens of a call over its time", NUMBER, "tokens/s",
         lambda of: tokens(of.case) / of.seconds if of.case.layers else None, since=6, merged="per time",
-        shown=Shown("rate", "tokens/s", 3, number("tokens_s", 4)), reported=Reported("tokens/s"),
+        shown=Shown("rate", "tokens/s", 3, number("tokens_s", 4)),
     ),
     _measured(
         "attention_share", "of a model: attention alone, with its norm and gate, over the median", NUMBER, "",
         _attention_share, since=6,
         shown=Shown("attention", "%", 4, number("attention_share", factor=100)),
-        reported=Reported("attention", "%", 3, "attention_percent", lambda row: shown.percent(row["attention_share"])),
     ),
     _measured(
         "loss", "of `train`: the loss after eight steps on one batch, from the same weights for all", NUMBER, "",
         attrgetter("measurement.loss"), since=6, shown=Shown("loss", "", 6, number("loss", 4)),
-        reported=Reported("loss", "", 4),
     ),
     _measured(
         "ci_target", "share of the median that half its 95 % interval should be at most; 0.005 where a file lacks it",
@@ -272,22 +255,22 @@ TABLE: tuple[ResultColumn, ...] = (
     _measured(
         "read_gbytes_s", "of decode: the measured bandwidth of reading alone, which is its memory ceiling", NUMBER,
         "GB/s",
-        lambda of: of.ceilings.read_gbytes_s if of.ceilings and only_reads(of.case) else None, since=4, detail=0,
+        lambda of: of.ceilings.read_gbytes_s if of.ceilings and only_reads(of.case) else None, since=4,
     ),
     _environment("device", "the GPU or the CPU"),
     ResultColumn(
         "worker", "of a sweep [on several workers](cluster.md), the host and the GPU or the cores", since=2,
         value=lambda cell: cell.facts.environment.get("worker"),
-        shown=Shown("worker", "", 9, lambda row: shown.cut(row["worker"]), right=False), detail=0,
+        shown=Shown("worker", "", 9, lambda row: shown.cut(row["worker"]), right=False),
     ),
-    ResultColumn("ranks", "of a sweep with `--ranks`, the GPUs that share a sequence", COUNT, since=2, detail=0),
+    ResultColumn("ranks", "of a sweep with `--ranks`, the GPUs that share a sequence", COUNT, since=2),
     ResultColumn(
         "efficiency", "of such a sweep, the time of one GPU over theirs times their number", NUMBER, since=2,
-        shown=Shown("efficiency", "%", 2, number("efficiency", factor=100), place=3), detail=0,
+        shown=Shown("efficiency", "%", 2, number("efficiency", factor=100), place=3),
     ),
-    ResultColumn("link_gbytes_s", "measured rate from rank to rank", NUMBER, "GB/s", since=2, detail=0),
+    ResultColumn("link_gbytes_s", "measured rate from rank to rank", NUMBER, "GB/s", since=2),
     ResultColumn(
-        "communication_ms", "time of what a rank sends in a call, at that rate", NUMBER, "ms", since=2, detail=0
+        "communication_ms", "time of what a rank sends in a call, at that rate", NUMBER, "ms", since=2
     ),
     _environment("driver", "version of the GPU's driver"),
     _environment("cuda", "version of CUDA", heading="CUDA"),
@@ -299,7 +282,7 @@ TABLE: tuple[ResultColumn, ...] = (
         "git_dirty", "whether the code had changes, but for what mtabench writes, that the revision lacks", FLAG
     ),
     ResultColumn(
-        "repro", "a command line that measures this one cell, in the same way", value=attrgetter("repro"), detail=0
+        "repro", "a command line that measures this one cell, in the same way", value=attrgetter("repro")
     ),
 )  # fmt: skip
 
@@ -318,10 +301,3 @@ AXES = tuple(
         for axis in (STEPS if column.name in OPERATION_COLUMNS else (column.name,))
     )
 )
-
-
-def detail_place(column: ResultColumn) -> int:
-    """Its place in the report's details of a cell, 0 for none."""
-    if column.detail is not None:
-        return column.detail
-    return 0 if column.reported or column.role in ("cell", "environment") else 2

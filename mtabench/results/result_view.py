@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from mtabench.escaping import in_markdown, markdown_table
 from mtabench.problem.axes import short
 from mtabench.problem.case import CACHED_PASSES
 from mtabench.problem.operations import PLAIN, PLAIN_LACKS, STEPS, page_size_text
@@ -31,6 +32,7 @@ class ViewColumn:
     """One column: texts by row. Rank 0 stays in the narrowest table; the highest rank is left out first.
 
     `problem` if it is part of what was measured and not of what came out; `legend` says what is not clear by itself.
+    `source` is the column of the file by which rows are sorted, or a step of the operation.
     """
 
     name: str
@@ -40,6 +42,7 @@ class ViewColumn:
     right: bool = True
     problem: bool = False
     legend: str = ""
+    source: str = ""
 
     @property
     def title(self) -> str:
@@ -67,8 +70,8 @@ def make_view(rows: Sequence[Row]) -> View:
     varying = [column for column in varying if any(column.texts)]
     splits = [column for column in varying if column.name == "splits"]
     varying = [column for column in varying if column.name != "splits"]
-    seq = _column(rows, "seq", lambda row: short(int(row["seq"])), problem=True)
-    impl = _column(rows, "impl", lambda row: cut(row["impl"]), right=False, problem=True)
+    seq = _column(rows, "seq", lambda row: short(int(row["seq"])), problem=True, source="seq")
+    impl = _column(rows, "impl", lambda row: cut(row["impl"]), right=False, problem=True, source="impl")
     status, reasons = _status(rows)
     measured = [column for column in _measured(rows) if any(column.texts)]
     all_ok = all(row["status"] == "ok" for row in rows)
@@ -85,12 +88,14 @@ def _measured(rows: Sequence[Row]) -> list[ViewColumn]:
     """What columns show of what came out, in the order of their places."""
     decode = all(row["pass"] in CACHED_PASSES for row in rows)
     found = []
-    for one in sorted((column.shown for column in TABLE if column.shown), key=lambda one: one.place):
+    shown = [(column.name, column.shown) for column in TABLE if column.shown]
+    for source, one in sorted(shown, key=lambda item: item[1].place):
         one = one.instead(rows) or one
         rank = one.rank if one.decode_rank is None or not decode else one.decode_rank
         text = one.text if one.wanted(rows) else lambda row: ""
         legend = one.legend(rows)
-        found.append(_column(rows, one.heading, text, unit=one.unit, rank=rank, right=one.right, legend=legend))
+        more: dict[str, Any] = {"unit": one.unit, "rank": rank, "right": one.right, "legend": legend, "source": source}
+        found.append(_column(rows, one.heading, text, **more))
     return found
 
 
@@ -101,7 +106,8 @@ def _column(rows: Sequence[Row], name: str, text: Callable[[Row], str], **more: 
 def _problem_column(rows: Sequence[Row], name: str) -> ViewColumn:
     right = name in ("layers", "batch", "heads", "kv_heads", "head_dim", "splits", *STEPS)
     rank = 2 if name in DEVICE[1:] else 0
-    return _column(rows, NAMES.get(name, name), lambda row: _shown(row, name), rank=rank, right=right, problem=True)
+    more: dict[str, Any] = {"rank": rank, "right": right, "problem": True, "source": name}
+    return _column(rows, NAMES.get(name, name), lambda row: _shown(row, name), **more)
 
 
 def _shown(row: Row, name: str) -> str:
@@ -189,4 +195,21 @@ def _status(rows: Sequence[Row]) -> tuple[ViewColumn, list[str]]:
     def text(row: Row) -> str:
         return row["status"] + (f" [{reasons[row['reason']]}]" if row["reason"] else "")
 
-    return _column(rows, "status", text, right=False), list(reasons)
+    return _column(rows, "status", text, right=False, source="status"), list(reasons)
+
+
+def up_to_rank(view: View, most: int) -> View:
+    """The view without the columns of higher rank, for where there is no room for all."""
+    return replace(view, columns=tuple(column for column in view.columns if column.rank <= most))
+
+
+def markdown_of(view: View, most_rows: int | None = None) -> str:
+    """The view as a table in GitHub's Markdown under what all rows share."""
+    columns = view.columns
+    lines = [in_markdown(", ".join(facts)) + "\n" for facts in (view.setting, view.device) if facts]
+    header, right = [in_markdown(column.title) for column in columns], [column.right for column in columns]
+    rows = zip(*(map(in_markdown, column.texts[:most_rows]) for column in columns), strict=True)
+    lines += markdown_table(header, rows, right)
+    lines += [f"\n{in_markdown(f'{column.name}: {column.legend}')}" for column in columns if column.legend]
+    lines += [f"\n\\[{i}\\] {in_markdown(reason)}" for i, reason in enumerate(view.reasons, start=1)]
+    return "\n".join(lines) + "\n"

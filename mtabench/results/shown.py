@@ -1,4 +1,4 @@
-"""How a column is shown: by `show` and `export` in a table of texts, and by `report`."""
+"""How a column is shown in a table of texts: by `show`, `export` and `report`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from mtabench.console import flop_unit, significant
 from mtabench.measuring.settled import UNSETTLED, half_interval_of, mark_of, meaning
-from mtabench.pages.text import shown_number
 from mtabench.problem.case import CACHED_PASSES
 
 MOST_CHARACTERS = 40  # of a text from a file in one place of a table
@@ -19,7 +18,7 @@ Text = Callable[[Row], str]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A column in the tables of `show` and `export`: `text` gives what stands in a row, empty where nothing is known.
+    """A column in tables: `text` gives what stands in a row, empty where nothing is known.
 
     Rank 0 stays in the narrowest table; the highest rank is left out first. `decode_rank` is that in a table of decode
     alone. Columns stand in the order of `place`, and of the file where that is equal. `instead` is what some rows have
@@ -36,17 +35,6 @@ class Shown:
     legend: Callable[[Sequence[Row]], str] = lambda rows: ""
     wanted: Callable[[Sequence[Row]], bool] = lambda rows: True
     instead: Callable[[Sequence[Row]], Shown | None] = lambda rows: None
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """A column in the table of a report. `name` and `value` are of what is computed from the row, else the column's."""
-
-    label: str
-    unit: str = ""
-    digits: int = 4
-    name: str = ""
-    value: Callable[[Row], float | None] | None = None
 
 
 def number(name: str, digits: int = 3, factor: float = 1.0, end: str = "") -> Text:
@@ -100,11 +88,6 @@ def clocks(rows: Sequence[Row]) -> list[float]:
 def clocks_differ(rows: Sequence[Row]) -> bool:
     """Whether some cells ran at a clock so low that it counts; otherwise the range says enough."""
     return min(clocks(rows), default=0.0) < 0.95 * max(clocks(rows), default=0.0)
-
-
-def percent(part: float | None) -> float | int | None:
-    """A part in percent."""
-    return None if part is None else shown_number(100 * part)
 
 
 def cut(text: str) -> str:

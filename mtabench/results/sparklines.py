@@ -1,25 +1,48 @@
-"""Small pictures in a line of text: the rounds of a cell as measured, an implementation against sequence length."""
+"""Small pictures in a line of text: the rounds of a cell as measured."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
-from mtabench.console import flop_unit, significant
-from mtabench.problem.axes import short
-from mtabench.problem.case import CACHED_PASSES
-from mtabench.results.result_view import View
+from mtabench.errors import UsageError
+from mtabench.results.result_view import View, ViewColumn
+from mtabench.results.results_file import cell_of, find_samples, key_of_row
+from mtabench.results.runs import find_rounds, process_ids, read_samples
 
 MARKS = "▁▂▃▄▅▆▇█"
-MISSING = "x"
 MOST_MARKS = 16  # of the rounds of a cell
-MOST_SERIES = 40  # and at most so many lengths
 LEAST_SCALE, MOST_SCALE = 0.005, 0.1
 
 Row = Mapping[str, str]
 Rounds = Sequence[Sequence[float]]
+
+
+def with_rounds(view: View, rows: Sequence[Row], path: Path) -> tuple[View, str]:
+    """The view with a picture of each cell's rounds, if samples are beside the file; or why they cannot be shown."""
+    if not find_samples(path).exists():
+        return view, ""
+    try:
+        samples = read_samples(path)
+    except UsageError as error:
+        return view, f"no rounds: {error}"
+    keys = [cell_of(key_of_row(row)) for row in rows]
+    found = drift(  # of one process after the other
+        [
+            [one for run_id in process_ids(row["run_id"]) for one in find_rounds(samples, run_id, key)]
+            for row, key in zip(rows, keys, strict=True)
+        ]
+    )
+    if not any(found.texts):
+        return view, ""
+    scale = f"{100 * found.scale:.2g}"
+    legend = f"their medians in the order measured, from -{scale} % to +{scale} % of the cell's median"
+    column = ViewColumn("rounds", found.texts, rank=3, right=False, legend=legend, source="rounds")
+    place = len(view.columns) - (view.columns[-1].name == "status")
+    return replace(view, columns=(*view.columns[:place], column, *view.columns[place:])), ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +53,11 @@ class Drift:
     scale: float
 
 
-def sparkline(values: Iterable[float | None], low: float, high: float) -> str:
-    """One mark a value, the lowest for `low` and the highest for `high`; None is missing."""
+def sparkline(values: Iterable[float], low: float, high: float) -> str:
+    """One mark a value, the lowest for `low` and the highest for `high`."""
     top = len(MARKS) - 1
-    places = (None if value is None else round(top * (value - low) / (high - low)) for value in values)
-    return "".join(MISSING if place is None else MARKS[min(max(place, 0), top)] for place in places)
+    places = (round(top * (value - low) / (high - low)) for value in values)
+    return "".join(MARKS[min(max(place, 0), top)] for place in places)
 
 
 def drift(cells: Sequence[Rounds]) -> Drift:
@@ -56,37 +79,3 @@ def _deviations(rounds: Rounds) -> list[float]:
     bounds = [len(rounds) * i // groups for i in range(groups + 1)]
     merged = [[x for one in rounds[a:b] for x in one] for a, b in pairwise(bounds)]
     return [statistics.median(samples) / median - 1 for samples in merged]
-
-
-def against_seq(rows: Sequence[Row], view: View) -> list[tuple[str, str, str]]:
-    """Of each implementation throughput against sequence length: its name, marks from 0 to the most, first and last.
-
-    The first line says what is shown. Nothing unless some implementation has a time at two lengths, and nothing for so
-    many lengths or implementations that nobody would see anything.
-    """
-    name, unit, factor = "gbytes_s", "GB/s", 1.0
-    if any(row["pass"] not in CACHED_PASSES for row in rows):
-        name = "useful_tflops"
-        unit, factor = flop_unit(float(row[name]) for row in rows if row[name])
-    problem = [column for column in view.columns if column.problem and column.name not in ("seq", "batch")]
-    chosen = {row["impl"] for row in rows if row["splits"] == "auto"}
-    series: dict[str, dict[int, float]] = {}
-    for i, row in enumerate(rows):
-        if row[name] and not (row["impl"] in chosen and row["splits"] != "auto"):
-            words = [row["splits"] if c.name == "splits" else c.texts[i] for c in problem]
-            label = " ".join(
-                f"{c.name} {word}" if c.right else word for c, word in zip(problem, words, strict=True) if word
-            )
-            series.setdefault(label, {})[int(row["seq"])] = factor * float(row[name])
-    lengths = sorted({length for values in series.values() for length in values})
-    compared = max((len(values) for values in series.values()), default=0) > 1
-    if not compared or max(len(lengths), len(series)) > MOST_SERIES:
-        return []
-    most = max(value for values in series.values() for value in values.values())
-    shown = [
-        ("", f"{unit} at seq {', '.join(map(short, lengths))}; full height is {significant(most, 3, zeros=True)}", "")
-    ]
-    for label, values in series.items():
-        ends = [significant(values[length], 3, zeros=True) for length in (min(values), max(values))]
-        shown.append((label, sparkline(map(values.get, lengths), 0, most), " to ".join(dict.fromkeys(ends))))
-    return shown

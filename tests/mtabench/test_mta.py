@@ -31,7 +31,7 @@ from mtabench.problem.operations import gate_of, make_operation
 from mtabench.problem.work import executed_flops, useful_flops
 from mtabench.ranks.place import plan_over_ranks
 from mtabench.registry import implementation_of
-from mtabench.report.data import COMMAND, read_report
+from mtabench.report.data import COMMAND
 from mtabench.results.result_view import make_view
 from mtabench.results.results_file import KEY_COLUMNS, cell_of, key_of, key_of_cell, key_of_row, read_file
 from mtabench.results.row_filter import parse_where, select
@@ -268,12 +268,6 @@ class TestFiles:
         assert len(titles) == len(CELLS) - 2
         assert "head dim 16, mix heads+2, convolution 3x2, post convolution 6x11" in titles
         assert "head dim 16, mix heads+2, convolution 3x2, post convolution 6x11, norm rms, gate full" in titles
-
-    def test_panels_of_a_report(self, path):
-        report = read_report(path)
-        assert len(report.panels) == len(CELLS) - 2  # plain attention has none of its own
-        assert "fwd, head dim 16, mix heads+2, conv 3x2, post conv 6x11, causal" in report.panels
-        assert "fwd, head dim 16, mix heads+2, conv 3x2, post conv 6x11, norm rms, gate full, causal" in report.panels
 
 
 class TestInputs:

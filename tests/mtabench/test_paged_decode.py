@@ -32,8 +32,7 @@ from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.problem.operations import make_operation
 from mtabench.registry import implementation_of
-from mtabench.report.data import COMMAND, read_report
-from mtabench.report.sentences import summary
+from mtabench.report.data import COMMAND
 from mtabench.results.cell_names import told_apart
 from mtabench.results.result_view import make_view
 from mtabench.results.results_file import cell_of, key_of, key_of_cell, read_file, read_results
@@ -417,27 +416,17 @@ class TestFiles:
         ):
             assert len(select(rows, parse_where([text]), path)) == count
 
-    def test_charts_and_reports_have_a_panel_a_size_with_plain_attention_in_each(self, path):
+    def test_charts_have_a_panel_a_size_with_plain_attention_in_each(self, path):
         found = {title: set(cells["impl"]) for title, cells in problems(read_cells([path]))}
         title = "head dim 16, convolution 3x2"
         assert list(found) == [f"{title}, page size {size}" for size in ("none", "16", "128")]
         assert set(map(frozenset, found.values())) == {frozenset({"eager", "sdpa-math"})}
-        report = read_report(path)
-        assert [panel.partition("conv 3x2")[2] for panel in report.panels] == [
-            ", page size none", ", page size 16", ", page size 128",
-        ]  # fmt: skip
-        assert all(row["charted"] for row in report.rows)
 
-    def test_charts_and_reports_say_that_plain_attention_has_no_pages(self, path):
-        sentence = "lain attention reads no pages: its cache is contiguous"
-        report = read_report(path)
-        assert ", page size none, 128 and 16, " in summary(report)[0]
-        assert f"P{sentence}." in summary(report)
-        assert f"p{sentence}" in chart_cells.words(chart_cells.figure(path, "time"))
-        contiguous = [one for one in report.rows if one["page_size"] == "none"]
-        assert not any("page" in words for words in summary(replace(report, rows=contiguous)))
+    def test_charts_say_that_plain_attention_has_no_pages(self, path):
+        sentence = "plain attention reads no pages: its cache is contiguous"
+        assert sentence in chart_cells.words(chart_cells.figure(path, "time"))
         without = written_runs.write_run(path.with_name("old.csv"), {CELLS[0]: written_runs.rounds(1.0)})
-        assert "page" not in "".join(read_report(without).panels)
+        assert "page" not in chart_cells.words(chart_cells.figure(without, "time"))
 
 
 class TestModel:

@@ -8,12 +8,11 @@ from chart_cells import conv_cell, grid, plain_cell, write
 from hostile_cells import COMMANDS, TEXTS, poison
 from written_runs import case, rounds, write_run
 
+from mtabench.charts.text import TIMES
 from mtabench.cli import main
 from mtabench.report import page as report_page
-from mtabench.report.columns import ReportColumn
-from mtabench.report.data import read_report
-from mtabench.report.markdown import _field, markdown
-from mtabench.report.sentences import figures, summary
+from mtabench.report.data import command_of, read_report
+from mtabench.report.markdown import markdown
 from mtabench.results.results_file import samples_path
 
 ROOT = Path(__file__).parents[2]
@@ -50,11 +49,6 @@ def test_page_and_markdown_are_written_beside_the_file(run, tmp_path):
     assert out.split() == ["report:", str(tmp_path / "a-report.html"), "report:", str(tmp_path / "a-report.md")]
     assert (tmp_path / "a-report.html").read_text().startswith("<!doctype html>")
     assert "# a on some, device" in (tmp_path / "a-report.md").read_text()
-
-
-@pytest.mark.parametrize(("value", "shown"), [(4077.2, "4,077"), (4190, "4,190"), (407.72, "408"), (4.0772, "4.08")])
-def test_numbers_have_the_same_marks_whatever_their_digits(value, shown):
-    assert _field({"gbytes_s": value}, ReportColumn("gbytes_s", "GB/s", digits=3)) == shown
 
 
 def test_a_name_of_another_kind_is_said_with_what_is_written(run, tmp_path):
@@ -117,91 +111,75 @@ def test_a_file_that_is_no_results_file_is_one_sentence(run, tmp_path):
 
 
 def test_sentences_are_computed_from_the_file():
-    report = read_report(ROOT / "results/nvidia-h200/fwd.csv")
-    text = "\n".join(summary(report))
-    assert "The forward pass on NVIDIA H200: 60 cells, all with a time" in text
-    assert "Fastest conv attention: hopper at 10 of 10 shapes." in text
-    assert re.search(r"hopper is \d+ times as fast as eager \(geometric mean of 10 shapes", text)
-    assert "throttled in none" in text
+    text = "\n".join(read_report(ROOT / "results/nvidia-h200/fwd.csv").summary).replace(TIMES, "x")
+    assert re.search(r"Forward: hopper is \d+x to \d+x as fast as eager, \d+x in the geometric mean of 10 shapes", text)
+    assert re.search(r"Forward: triton is \d+x to \d+x as fast as eager, \d+x in the geometric mean of 10 shapes", text)
+    assert re.search(r"Forward: hopper takes [\d.]+x to [\d.]+x as long as plain attention by sdpa-cudnn", text)
+    assert re.search(r"Forward: hopper reaches 51 % to 63 % of the roofline", text)
 
 
 def test_slow_cells_are_reported_in_gflops(tmp_path):
     path = write(tmp_path / "a.csv", [plain_cell("eager", 64, 1.0, useful_tflops=6.68e-05)])
-    report = read_report(path)
-    text = markdown(report)
+    text = markdown(read_report(path))
     assert (text.count("GFLOP/s"), "TFLOP/s" in text) == (1, False)
     assert "| 0.0668 |" in text
-    page = report_page.page_data(report)
-    assert page["rate"] == ("GFLOP/s", 1e3)
-    assert ("GFLOP/s", 1e3) in [(column["label"], column["factor"]) for column in page["columns"]]
 
 
 def test_what_is_slower_takes_longer_in_the_sentences(tmp_path):
     cells = [*grid({(1024, 64): 0.5, (2048, 64): 0.125}), plain_cell("sdpa-flash", 1024, 256.0)]
-    text = "\n".join(summary(read_report(write(tmp_path / "a.csv", cells))))
-    assert "triton takes 4.0 times as long as eager (geometric mean of 2 shapes, 2.0 to 8.0)." in text
-    assert "attention is 4.0 times as fast as the fastest plain attention there (one shape)." in text
+    text = "\n".join(read_report(write(tmp_path / "a.csv", cells)).summary).replace(TIMES, "x")
+    assert "triton takes 2.0x to 8.0x as long as eager, 4.0x in the geometric mean of 2 shapes" in text
+    assert "triton is 2.0x as fast as plain attention by sdpa-flash" in text
 
 
 def test_who_is_wrong_in_a_cell_is_no_large_figure(tmp_path):
     """A kernel that is fast where its fault does not show."""
     cells = [*grid({(1024, 64): 2.0, (2048, 64): 2.0}), conv_cell("mine", 1024, 1.0, speedup=64)]
     wrong = conv_cell("mine", 2048, None, status="wrong", reason="it loses the oldest key")
-    found = figures(read_report(write(tmp_path / "a.csv", [*cells, wrong])))
+    found = read_report(write(tmp_path / "a.csv", [*cells, wrong])).figures
     assert [one.words for one in found][:2] == [
         "as fast as eager: triton, geometric mean of 2 shapes",
-        "triton, seq 2048",
+        "triton at 2k tokens",
     ]
 
 
 def test_a_speedup_over_plain_attention_is_no_second_large_figure():
     """That of a model, whose baseline it is."""
-    path = Path(__file__).parents[2] / "results/nvidia-h200/model-1b-train.csv"
-    assert [one.words for one in figures(read_report(path))][:2] == [
-        "as long as plain attention: auto, geometric mean of 2 shapes",
-        "auto, conv every 4",
+    found = read_report(ROOT / "results/nvidia-h200/model-1b-train.csv").figures
+    assert [one.words for one in found][:2] == [
+        "as long as the plain model: auto, geometric mean of 2 shapes",
+        "auto at 2k tokens, convolution 6x11, convolution in 1 of 4 layers",
     ]
 
 
-def test_failures_and_what_is_not_known_are_in_the_sentences(tmp_path):
-    text = "\n".join(summary(read_report(measured(tmp_path / "a.csv"))))
-    assert "5 cells, 4 with a time" in text
-    assert "1 cell has no valid time: 1 out of memory." in text
-    assert "takes 2.0 times as long as the fastest plain attention there (one shape)" in text
-    assert "Whether the device was throttled is not known of 4 cells." in text
-
-
-def test_markdown_shows_times_failures_spread_and_commands(tmp_path):
-    text = markdown(read_report(measured(tmp_path / "a.csv")))
-    assert re.search(r"^\| 2,048 \| oom \| 4\.\d+ \|  \|$", text, re.MULTILINE)
-    assert "- **oom**: out of memory: 26 GiB (1 cell)\n  - eager, seq 2048" in text
-    assert re.search(r"\| triton \| 2,048 \|.*\| `[▁▂▃▄▅▆▇█]{12}` \|", text)
+def test_markdown_shows_times_failures_rounds_and_commands(tmp_path):
+    report = read_report(measured(tmp_path / "a.csv"))
+    text = markdown(report)
+    assert re.search(r"^\| 2k \| eager \|.*\| oom \\\[1\\\] \|$", text, re.MULTILINE)
+    assert "\\[1\\] out of memory: 26 GiB" in text
+    assert re.search(r"^\| 2k \| triton \| 4\.\d+ \|.*\| [▁▂▃▄▅▆▇█]{10} \| ok \|$", text, re.MULTILINE)
     assert "mtabench fwd --impl triton --seq 2048" in text
+    assert report.figures[-1].value == "4 of 5"
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.endswith(" |") for line in tables)
 
 
-def test_missing_samples_are_said(tmp_path):
+@pytest.mark.parametrize(
+    ("spoil", "note"),
+    [(Path.unlink, None), (lambda path: path.write_text("a\n"), "a.samples.csv is not a samples file")],
+)
+def test_without_samples_there_are_no_rounds(tmp_path, spoil, note):
     path = measured(tmp_path / "a.csv")
-    samples_path(path).unlink()
+    spoil(samples_path(path))
     report = read_report(path)
-    assert report.no_samples == "there is no file a.samples.csv beside a.csv"
-    assert "Samples are not shown: there is no file a.samples.csv" in markdown(report)
-
-
-def test_samples_at_odds_with_the_rows_are_said(tmp_path):
-    path = measured(tmp_path / "a.csv")
-    samples = samples_path(path)
-    samples.write_text("".join(samples.read_text().splitlines(keepends=True)[:-3]))
-    assert "97 samples" in read_report(path).no_samples
+    assert "rounds" not in [column.name for column in report.view.columns]
+    assert [note in one for one in report.notes] == ([True] if note else [])
 
 
 def test_a_file_without_any_time_gives_a_report(run, tmp_path):
     path = write_run(tmp_path / "a.csv", {case(): ("error", "broke"), case(128): ("oom", "")})
     assert run(path)[0] == 0
-    text = (tmp_path / "a-report.md").read_text()
-    assert "2 cells, none with a time" in text
-    assert "Samples are not shown: no cell has a time." in text
+    assert "**0 of 2** cells with a valid time" in (tmp_path / "a-report.md").read_text()
 
 
 def test_hostile_texts_are_text_in_markdown(tmp_path):
@@ -224,48 +202,27 @@ def test_commands_that_mtabench_writes_are_offered(tmp_path):
     path = measured(tmp_path / "a.csv")
     options = "--timer cpu --cache warm --rounds 3 --time-limit 2.5 --cell-timeout 90 --isolate --ranks 2"
     path.write_text(path.read_text().replace("--causal\n", f"--causal {options}\n"))
-    assert all(row["command"].endswith(options) for row in read_report(path).rows)
+    assert all(command_of(row).endswith(options) for row in read_report(path).rows)
 
 
 def test_commands_that_mtabench_would_not_write_are_not_offered(tmp_path):
     path = poison(measured(tmp_path / "a.csv"))
     report = read_report(path)
-    assert {row["command"] for row in report.rows} == {""}
+    assert set(map(command_of, report.rows)) == {""}
     assert not any(command in markdown(report) for command in COMMANDS)
 
 
 def test_hostile_texts_are_data_on_the_page(tmp_path):
     page = report_page.html_page(read_report(poison(measured(tmp_path / "a.csv"))))
-    assert page.count("<script") == 6  # ours, and the data
+    assert page.count("<script") == 5  # ours, and the data
     assert not any(text in page for text in TEXTS[:3])
 
 
-def test_many_cells_and_samples_are_thinned_and_it_is_said(tmp_path, monkeypatch):
+def test_many_cells_are_cut_and_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(report_page, "MOST_CELLS", 3)
-    monkeypatch.setattr(report_page, "MOST_SAMPLES_A_CELL", 20)
     data = report_page.page_data(read_report(measured(tmp_path / "a.csv")))
     assert len(data["cells"]["rows"]) == 3
-    assert data["notes"] == [
-        "The page shows the first 3 of 5 cells; the summary is of all.",
-        "Of each cell up to 20 samples are drawn; the numbers beside them are of all.",
-    ]
-    drawn = data["cells"]["rows"][0][data["cells"]["names"].index("drawn")]
-    assert [len(samples) for samples in drawn] == [2] * 10
-
-
-def test_panels_hold_plain_attention_beside_every_convolution(tmp_path):
-    plain = case(64, "sdpa-flash", taps=None)
-    cells = {case(64): rounds(2.0), case(64, taps=(3, 3)): rounds(1.0), plain: rounds(0.5)}
-    report = read_report(write_run(tmp_path / "a.csv", cells))
-    assert report.panels == ["head dim 16, conv 3x3", "head dim 16, conv 6x11"]
-    assert [row["panels"] for row in report.rows] == [[1], [0], [0, 1]]
-
-
-def test_panels_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("mtabench.report.data.MOST_PANELS", 2)
-    cells = {case(64, head_dim=head_dim): rounds(1.0) for head_dim in (16, 32, 64)}
-    report = read_report(write_run(tmp_path / "a.csv", cells))
-    assert [row["panels"] for row in report.rows] == [[0], [1], []]
+    assert data["notes"] == ["The page shows the first 3 of 5 cells; the summary is of all."]
 
 
 def test_a_large_figure_has_its_interval_and_no_digit_that_it_hides(tmp_path):
@@ -273,9 +230,9 @@ def test_a_large_figure_has_its_interval_and_no_digit_that_it_hides(tmp_path):
     cells = [conv_cell("triton", 1024, 1.0, speedup=7.02, **wide)]
     cells += [conv_cell("eager", 1024, 7.02, speedup=1, **{name: 7.02 * value for name, value in wide.items()})]
     report = read_report(write(tmp_path / "a.csv", cells))
-    shown = [(one.value, one.interval) for one in figures(report)]
+    shown = [(one.value, one.interval) for one in report.figures]
     assert shown[:2] == [("7\N{MULTIPLICATION SIGN}", "± 21 %"), ("1 ms", "± 15 %")]
-    assert "triton is 7 times as fast as eager (one shape)." in summary(report)
+    assert "Forward: triton is 7\N{MULTIPLICATION SIGN} as fast as eager at 1k tokens" in report.summary
     assert "**7\N{MULTIPLICATION SIGN}** ± 21 % as fast as eager" in markdown(report)
 
 
@@ -284,13 +241,3 @@ def test_charts_that_are_too_large_are_a_note(tmp_path):
     data = report_page.page_data(read_report(write(tmp_path / "a.csv", cells)))
     assert (data["charts"], len(data["cells"]["rows"])) == ([], 61)
     assert data["notes"][0].startswith("There are no charts: these results name 61 implementations")
-
-
-def test_of_several_splits_charts_take_auto(tmp_path):
-    cells = {
-        case(64, "triton", pass_="decode", splits=splits): rounds(ms)
-        for splits, ms in (("auto", 2.0), (1, 3.0), (4, 1.0))
-    }
-    report = read_report(write_run(tmp_path / "a.csv", cells))
-    assert [row["charted"] for row in report.rows] == [True, False, False]
-    assert "Of several splits" in "\n".join(summary(report))

@@ -4,7 +4,6 @@
 "use strict";
 
 function makeReportCharts(data, cells) {
-  const [rateUnit, rateFactor] = data.rate; // of arithmetic, from TFLOP/s
   const sections = ["overhead", "time", "speedup"].map((kind) => makeSection(kind, data.charts.filter((chart) => chart.kind === kind)));
 
   function makeSection(kind, charts) {
@@ -33,16 +32,9 @@ function makeReportCharts(data, cells) {
     return make("figure", {}, make("figcaption", { text: title, className: "given" }), make("div", { className: "chart" }, picture));
   }
 
-  // What a point says of its cell, in this order.
-  function tooltipOf(cell) {
-    const interval = cell.half_interval_percent === null ? "" : ` ± ${formatNumber(cell.half_interval_percent, 2)} %`;
-    const facts = { implementation: cell.impl, "sequence length": formatNumber(cell.seq) };
-    if (cell.median_ms !== null) facts.median = `${cell.settled === false ? "~" : ""}${formatNumber(cell.median_ms)} ms${interval}`;
-    if (cell.speedup !== null) facts.speedup = `${formatNumber(cell.speedup, 3)} × ${cell.baseline}`;
-    if (cell.useful_tflops !== null) facts.useful = `${formatNumber(cell.useful_tflops * rateFactor, 3)} ${rateUnit}`;
-    if (cell.roofline_percent !== null) facts["of roofline"] = `${formatNumber(cell.roofline_percent, 3)} %`;
-    if (cell.splits) facts.splits = cell.splits_used || cell.splits;
-    return facts;
+  // What a point says of its cell: what the table does.
+  function tooltipOf({ texts }) {
+    return Object.fromEntries(data.columns.flatMap(({ label, unit }, i) => (texts[i] ? [[label, `${texts[i]} ${unit}`]] : [])));
   }
 
   // Plain attention alone makes no panel where conv attention makes one.

@@ -9,11 +9,9 @@
 //     label, unit,       the header
 //     kind,              "text" (the default) or "number" (right-aligned, sorted as numbers)
 //     digits,            significant digits of a number, 4 if not given
-//     factor,            what a number is multiplied by where it is shown, 1 if not given
 //     filter,            "choice" or "text": a filter above the table; a choice of one value is not shown
 //     emptyPasses,       true: rows without a value pass the filter, whatever is chosen
 //     show,              row => text or Node, instead of the value
-//     sortable,          false: a header without a button
 //     hidden,            true: a filter without a column
 //   }],
 //   rows,                an array of objects; null and undefined are empty and sort last
@@ -87,32 +85,23 @@ const createTable = (function () {
     const line = make("tr");
     if (withDetail) line.append(make("td", { className: "opener" }));
     const headers = new Map();
-    for (const { name, label, unit, kind, sortable = true } of columns) {
-      const words = [make("span", { text: label })];
-      if (unit) words.push(" ", make("span", { text: unit, className: "unit" }));
+    for (const { name, label, unit, kind } of columns) {
+      const words = make("span", { text: label });
+      if (unit) words.append(" ", make("span", { text: unit, className: "unit" }));
       const header = make("th", { className: kind === "number" ? "number" : "", attributes: { scope: "col" } });
-      if (!sortable) {
-        line.append(header);
-        header.append(...words);
-        continue;
-      }
       const arrow = make("span", { className: "arrow", attributes: { "aria-hidden": "true" } });
-      header.append(make("button", { attributes: { type: "button" }, on: { click: () => pressed(name) } }, ...words, arrow));
+      header.append(make("button", { attributes: { type: "button" }, on: { click: () => pressed(name) } }, words, arrow));
       headers.set(name, header);
       line.append(header);
     }
     return { head: make("thead", {}, line), headers };
   }
 
-  function numberText(value, digits, factor = 1) {
-    return typeof value === "number" ? formatNumber(value * factor, digits) : "";
-  }
-
-  function makeCell(row, { name, label, unit, kind, digits, factor, show }, isFirst) {
+  function makeCell(row, { name, label, unit, kind, digits, show }, isFirst) {
     const cell = make("td", { className: kind === "number" ? "number" : "" });
     if (!isFirst) cell.dataset.label = label; // shown where the row is no line of a table
     if (unit) cell.dataset.unit = unit;
-    const shown = show ? show(row) : kind === "number" ? numberText(row[name], digits, factor) : valueText(row[name]);
+    const shown = show ? show(row) : kind === "number" ? formatNumber(row[name], digits) : valueText(row[name]);
     if (shown instanceof Node) cell.append(shown);
     else cell.textContent = shown ?? "";
     if (cell.textContent.length > LONG) cell.classList.add("wrap");
@@ -224,7 +213,7 @@ const createTable = (function () {
       said = [];
       const candidates = columns.filter(({ hidden }) => !hidden);
       visible = candidates.filter((column, i) => {
-        const text = i && column.sortable !== false ? constantText(column, all) : null;
+        const text = i ? constantText(column, all) : null;
         if (text) said.push(`${column.label}: ${text}`);
         return text === null;
       });

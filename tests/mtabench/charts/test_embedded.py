@@ -7,6 +7,7 @@ import pytest
 from chart_cells import conv_cell, oom, plain_cell, write
 
 from mtabench.charts import draw
+from mtabench.charts.data import read_cells
 from mtabench.charts.embedded import SVG, embedded_charts
 from mtabench.styles import own_styles
 
@@ -16,7 +17,7 @@ UNSETTLED = {"ci95_low_ms": 0.5, "ci95_high_ms": 9.0}
 def pictures(tmp_path, cells, kinds=("time",)):
     return [
         ElementTree.fromstring(panel["svg"])
-        for chart in embedded_charts(write(tmp_path / "a.csv", cells), kinds)
+        for chart in embedded_charts(read_cells([write(tmp_path / "a.csv", cells)]), kinds)
         for panel in chart["panels"]
     ]
 
@@ -68,7 +69,7 @@ def test_colours_are_pairs_for_light_and_dark_and_texts_are_text(tmp_path, sweep
 def test_the_page_says_what_the_file_says(tmp_path):
     cells = [conv_cell("eager", 1024, 12.0, speedup=1), conv_cell("triton", 1024, 3.0, speedup=4)]
     path = write(tmp_path / "a.csv", cells)
-    chart, *others = embedded_charts(path, ["speedup", "overhead"])
+    chart, *others = embedded_charts(read_cells([path]), ["speedup", "overhead"])
     assert others == []  # there is no plain attention
     (file,) = draw([path], tmp_path, ["speedup"], formats=["svg"])
     assert chart["title"] == "Forward: triton is 4.0\N{MULTIPLICATION SIGN} as fast as eager at 1k tokens"
