@@ -44,8 +44,6 @@ SPARE = (
 # Plain attention beside conv attention, a yardstick.
 GREY = Colour("#8C8C8C", "#858585")
 STRONG_GREY = Colour("#5A5A5A", "#BDBDBD")
-# A badge, which is the same on every page.
-BADGE = {"label": "#454c54", "text": "#fff"} | {name: PAGE[name].light for name in ("bad", "warn", "good", "quiet")}
 
 
 LEAST_CONTRAST = 4.5  # of a text against the page, as WCAG asks for

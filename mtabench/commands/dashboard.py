@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from mtabench.comparing.compare import parse_threshold
 from mtabench.console import make_console, say
 from mtabench.dashboard.data import DashboardSettings, Json, dashboard_data
-from mtabench.dashboard.feed import headline, parse_repo_url
 from mtabench.dashboard.files import Archive, Progress, read_archive
 from mtabench.dashboard.findings import find
+from mtabench.dashboard.headlines import headline, parse_repo_url
 from mtabench.dashboard.site import check_site, site_files, write_site
 from mtabench.errors import UsageError
 from mtabench.prose import plural

@@ -108,19 +108,17 @@ def cell_id(cell: Mapping[str, str]) -> str:
 
 
 def _cells(histories: Sequence[History], states: Sequence[str]) -> Json:
-    words = [[shown_text(word) for word in one] for one in _labels([history.cell for history in histories])]
     return {
         "id": [cell_id(history.cell) for history in histories],
         "name": [shown_text(history.name) for history in histories],
-        "label": [shown_text(" ".join(filter(None, one))) for one in words],
-        "words": words,
+        "label": list(map(shown_text, _labels([history.cell for history in histories]))),
         "state": list(states),
         **{name: [shown_text(history.cell[name]) for history in histories] for name in CELL_COLUMNS},
     }
 
 
-def _labels(cells: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """Each cell in the few words that tell it from the others here: one a column, empty where it has no value."""
+def _labels(cells: Sequence[Mapping[str, str]]) -> list[str]:
+    """Each cell in the few words that tell it from the others here."""
     rows = [
         {
             **cell,
@@ -140,7 +138,7 @@ def _labels(cells: Sequence[Mapping[str, str]]) -> list[list[str]]:
         without = [name for name in told if name != spare]
         if len({tuple(row[name] for name in without) for row in rows}) == len(rows):
             told = without
-    return [[WORDS.get(name, "{}").format(row[name]) if row[name] else "" for name in told] for row in rows]
+    return [" ".join(WORDS.get(name, "{}").format(row[name]) for name in told if row[name]) for row in rows]
 
 
 def _history(history: History, timelines: dict[tuple[int, ...], int]) -> Json:

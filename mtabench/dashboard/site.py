@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from mtabench.dashboard.badge import badge, badge_svg
+from mtabench.dashboard.badge import badge
 from mtabench.dashboard.data import Json
-from mtabench.dashboard.feed import feed
 from mtabench.errors import UsageError
 from mtabench.pages.page import build_page
 from mtabench.results.outputs import written
@@ -61,8 +60,7 @@ commit, nor one that plain attention by other projects shares: those are folded 
 what got slower or faster. Intervals of time that were not measured cannot be dated more closely.</p>
 <div id="broken"></div>
 <p id="made" class="quiet"></p>
-<p class="no-print">For other tools: <a href="data.json">data.json</a>, <a href="feed.json">feed.json</a>,
-<a href="badge.json">badge.json</a>, <a href="badge.svg">badge.svg</a>.</p>
+<p class="no-print">For other tools: <a href="data.json">data.json</a>, <a href="badge.json">badge.json</a>.</p>
 </section>
 """
 
@@ -86,9 +84,7 @@ def site_files(data: Json) -> Mapping[str, str]:
     return {
         "index.html": build_page(data["title"], BODY, data, SCRIPTS, styles=("dashboard.css",)),
         "data.json": _json(data),
-        "feed.json": _json(feed(data), indent=1),
         "badge.json": _json(badge(data["counts"])),
-        "badge.svg": badge_svg(data["counts"]),
     }
 
 
@@ -100,6 +96,5 @@ def write_site(folder: Path, files: Mapping[str, str]) -> None:
             file.write(text.encode())
 
 
-def _json(content: object, indent: int | None = None) -> str:
-    separators = (",", ":") if indent is None else None
-    return json.dumps(content, allow_nan=False, indent=indent, separators=separators) + "\n"
+def _json(content: object) -> str:
+    return json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n"

@@ -2,7 +2,7 @@
 "use strict";
 
 function showNews(cellButton) {
-  const { data, revisions, dateOf, timeOf, changeMark, evidenceOf, wordsOf, twoLines, element, EVIDENCE } = dashboard;
+  const { data, revisions, dateOf, timeOf, changeMark, evidenceOf, twoLines, element, EVIDENCE } = dashboard;
   const { cells, runs, changes, events, failures } = data;
 
   function showVerdict() {
@@ -115,12 +115,10 @@ function showNews(cellButton) {
     return `${whole}: ${named.slice(0, 4).join(", ")}${more}`;
   }
 
-  // The words of the labels that all members share are said once.
   function cellList(members) {
     const list = make("div");
-    const { common, own } = wordsOf(members.map(({ cell }) => cell));
     createTable(list, {
-      caption: `Cells${common ? ` of ${common}` : ""}, the largest change first`,
+      caption: "Cells, the largest change first",
       noun: members.length === 1 ? "cell" : "cells",
       pageSize: 10,
       rows: members.map((one) => ({
@@ -132,7 +130,7 @@ function showNews(cellButton) {
         evidence: evidenceOf(one),
       })),
       columns: [
-        { name: "label", label: "cell", show: ({ one }) => cellButton(one.cell, own(one.cell)) },
+        { name: "label", label: "cell", show: ({ one }) => cellButton(one.cell) },
         { name: "change", label: "change", kind: "number", show: ({ one }) => changeMark([one]) },
         { name: "before", label: "before", unit: "ms", kind: "number" },
         { name: "after", label: "after", unit: "ms", kind: "number" },

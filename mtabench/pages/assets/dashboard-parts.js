@@ -62,20 +62,12 @@ const dashboard = (function () {
     return EVIDENCE[one.evidence] + undone + (unexplained.has(one) ? "; no commit explains it" : "");
   }
 
-  // The words that the labels of all these cells share, and what is left of the label of one of them.
-  function wordsOf(members) {
-    const words = members.map((cell) => data.cells.words[cell]);
-    const shared = (words[0] ?? []).map((word, i) => members.length > 1 && words.every((one) => one[i] === word));
-    const common = (words[0] ?? []).filter((word, i) => word && shared[i]).join(" ");
-    return { common, own: (cell) => data.cells.words[cell].filter((word, i) => word && !shared[i]).join(" ") };
-  }
-
   function twoLines(first, second, className = "") {
     return make("div", { className: `lines ${className}` }, first, make("span", { text: second, className: "quiet" }));
   }
 
   return {
-    data, changesOf, unexplained, EVIDENCE, revisionName, revisions, dateOf, timeOf, changeMark, colourOf, evidenceOf, wordsOf, twoLines,
+    data, changesOf, unexplained, EVIDENCE, revisionName, revisions, dateOf, timeOf, changeMark, colourOf, evidenceOf, twoLines,
     element: (id) => document.getElementById(id),
   };
 })();

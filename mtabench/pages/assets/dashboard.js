@@ -1,10 +1,9 @@
-// Every cell, and the history of the one that is chosen. A view is in the address: the chosen cell, the filters and the
-// order of the table stand after the "#", so that a link brings them back.
+// Every cell, and the history of the one that is chosen, whose id stands in the address behind "#cell=".
 "use strict";
 
 (function () {
   const { data, changesOf, element, EVIDENCE } = dashboard;
-  const { revisionName, revisions, dateOf, timeOf, changeMark, colourOf, evidenceOf, wordsOf } = dashboard;
+  const { revisionName, revisions, dateOf, timeOf, changeMark, colourOf, evidenceOf } = dashboard;
   const { cells, runs, histories, timelines, rules } = data;
   const AXES = [
     ["pass", "pass"], ["impl", "implementation"], ["seq", "seq"], ["head_dim", "head dim"], ["mix", "mix"],
@@ -15,14 +14,11 @@
   const STATES = { slower: "bad", "maybe slower": "warn", failing: "bad", faster: "good", "maybe faster": "good" };
   const placeOf = new Map(cells.id.map((id, cell) => [id, cell]));
   let shown = null; // the cell whose history is shown
-  let chosen = null; // the same, if the reader chose it
   let redraw; // its chart
 
   // ---------------------------------------------------------------- all cells
 
-  let ownWords; // of a cell's label, those that the cells shown do not share
-
-  const table = createTable(element("cells-table"), {
+  createTable(element("cells-table"), {
     caption: "Time now and history",
     noun: "cells",
     rows: cells.id.map((_, cell) => rowOf(cell)),
@@ -32,18 +28,12 @@
       { name: "find", label: "find", filter: "text", hidden: true },
       { name: "state", label: "state", filter: "choice", hidden: true },
       ...AXES.map(([name, label]) => ({ name, label, filter: "choice", hidden: true })),
-      { name: "label", label: "cell", show: ({ cell }) => cellButton(cell, ownWords(cell)) },
+      { name: "label", label: "cell", show: ({ cell }) => cellButton(cell) },
       { name: "now", label: "now", unit: "ms", kind: "number" },
       { name: "change", label: "last change", kind: "number", show: ({ last }) => last && changeMark([last]) },
       { name: "trend", label: "history", show: ({ cell, state }) => sparkline(histories[cell].median_ms, state) },
       { name: "end", label: "state", show: ({ state }) => stateMark(state) },
     ],
-    onChange: remember,
-    shared(rows) {
-      const { common, own } = wordsOf(rows.map(({ cell }) => cell));
-      ownWords = own;
-      return common;
-    },
   });
 
   function rowOf(cell) {
@@ -70,19 +60,14 @@
     return make("span", { text: state, className: STATES[state] ?? "quiet" });
   }
 
-  // `text` is what is shown of the label where a list says the rest once.
-  function cellButton(cell, text) {
-    const attributes = {
-      type: "button", "data-cell": cell, title: cells.name[cell], "aria-pressed": String(cell === shown),
-      "aria-label": cells.label[cell],
-    };
-    return make("button", { text: text || cells.label[cell], className: "cell", attributes, on: { click: () => choose(cell) } });
+  function cellButton(cell) {
+    const attributes = { type: "button", "data-cell": cell, title: cells.name[cell], "aria-pressed": String(cell === shown) };
+    return make("button", { text: cells.label[cell], className: "cell", attributes, on: { click: () => choose(cell) } });
   }
 
   function choose(cell) {
-    chosen = cell;
+    if (cell !== shown) history.pushState(null, "", `#cell=${cells.id[cell]}`);
     show(cell);
-    remember();
     const { top } = element("chosen").getBoundingClientRect();
     if (top < 0 || top > innerHeight / 2) element("chosen-title").focus(); // in a narrow window it is out of sight
   }
@@ -166,29 +151,10 @@
     return runs.git_dirty[run] ? changed() : revisions(null, run);
   }
 
-  // ---------------------------------------------------------------- the view in the address
-
-  function remember() {
-    const { sort, descending, filters } = table.state();
-    const view = new URLSearchParams(filters);
-    if (chosen !== null) view.set("cell", cells.id[chosen]);
-    if (sort && (sort !== "label" || descending)) view.set("sort", (descending ? "-" : "") + sort);
-    const before = new URLSearchParams(location.hash.slice(1));
-    if (view.toString() === before.toString()) return;
-    // Each choice is a step back; the letters of a search are not.
-    const typed = view.get("find") !== before.get("find");
-    history[typed ? "replaceState" : "pushState"](null, "", `#${view}`);
-  }
+  // ---------------------------------------------------------------- the cell in the address
 
   function restore() {
-    const view = new URLSearchParams(location.hash.slice(1));
-    const sort = view.get("sort") ?? "label";
-    chosen = placeOf.get(view.get("cell")) ?? null;
-    view.delete("cell");
-    view.delete("sort");
-    const filters = Object.fromEntries(view);
-    table.restore({ sort: sort.replace(/^-/, ""), descending: sort.startsWith("-"), filters });
-    show(chosen ?? firstToShow());
+    show(placeOf.get(new URLSearchParams(location.hash.slice(1)).get("cell")) ?? firstToShow());
   }
 
   // Before a choice: the largest slowdown that is news and that a commit may explain, else another change or failure.
@@ -240,7 +206,7 @@
   showNews(cellButton);
   showRules();
   showSources();
-  addEventListener("hashchange", restore);
+  addEventListener("popstate", restore);
   addEventListener("resize", () => redraw());
   restore();
   performance.mark("data-ready");

@@ -8,13 +8,6 @@
   const showCharts = makeReportCharts(data, cells);
   // Plain attention has none of these, and stays to be compared with.
   const STEPS = ["mix", "conv", "post_conv", "norm", "gate", "splits", "page_size"];
-  let drawnFor = "{}";
-
-  function drawIfFiltered(shown, { filters: chosen }) {
-    if (JSON.stringify(chosen) === drawnFor) return; // only the order of the table changed
-    drawnFor = JSON.stringify(chosen);
-    showCharts(shown);
-  }
 
   // A command to read first and then to copy.
   function copyButton(text, label) {
@@ -78,7 +71,7 @@
     filtersIn: place("filters"),
     detail: cellDetail,
     nameOf: ({ impl, texts }) => [impl, ...data.columns.flatMap(({ label, filtered }, i) => (filtered ? [`${label} ${texts[i]}`] : []))].join(", "),
-    onChange: drawIfFiltered,
+    onFilter: showCharts,
   });
   place("cells").append(...data.legends.map((text) => make("p", { text, className: "quiet" })));
   showCharts(cells);

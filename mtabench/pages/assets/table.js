@@ -15,14 +15,13 @@
 //     hidden,            true: a filter without a column
 //   }],
 //   rows,                an array of objects; null and undefined are empty and sort last
-//   sort, descending,    the column that is sorted at first; the order of the rows if not given
+//   sort,                the column that is sorted at first; the order of the rows if not given
 //   filtersIn,           an element for the filters; above the table if not given
 //   detail,              row => Node, shown below a row when its button is pressed
-//   shared,              rows that pass the filters => what they have in common besides, in words; said once as well
 //   nameOf,              row => what the button calls the row, for those who hear it
 //   pageSize,            rows shown before "Show all"; 200 if not given
-//   onChange,            (rows that pass the filters, state) => after each change by the reader
-// }) returns { rows(), state(), restore(state), setRows(rows) }. A state is { sort, descending, filters }, plain JSON.
+//   onFilter,            (rows that pass the filters) => after each choice of a filter
+// })
 "use strict";
 
 const createTable = (function () {
@@ -60,21 +59,20 @@ const createTable = (function () {
   }
 
   // The filters above a table; `changed` is called with the name and the text of one.
-  function makeFilters(columns, rows, filters, changed) {
+  function makeFilters(columns, rows, changed) {
     const bar = make("div", { className: "filters", attributes: { role: "group", "aria-label": "Filters" } });
     for (const column of columns.filter(({ filter }) => filter)) {
       const { name, label, filter } = column;
       let input;
       if (filter === "choice") {
         const values = [...new Set(rows.map((row) => valueText(row[name])))].filter(Boolean).sort(collator.compare);
-        if (values.length < 2 && isEmpty(filters[name])) continue;
+        if (values.length < 2) continue;
         input = make("select");
         input.append(new Option("all", ""), ...values.map((value) => new Option(value, value)));
       } else {
         input = make("input", { attributes: { type: "search", autocomplete: "off", spellcheck: "false" } });
       }
       input.name = name;
-      input.value = filters[name] ?? "";
       input.addEventListener("input", () => changed(name, input.value));
       bar.append(make("label", {}, make("span", { text: label }), input));
     }
@@ -141,24 +139,29 @@ const createTable = (function () {
   }
 
   return function createTable(element, options) {
-    const { caption, noun = "rows", columns, detail, pageSize = 200, onChange = () => {} } = options;
-    let visible = [];
-    let headers = new Map();
-    let said = []; // of the columns that are left out
-    const state = { sort: options.sort ?? null, descending: Boolean(options.descending), filters: {} };
-    let all = options.rows;
-    let shown = [];
+    const { caption, noun = "rows", columns, rows, detail, pageSize = 200, onFilter = () => {} } = options;
+    const state = { sort: options.sort ?? null, descending: false, filters: {} };
     let limit = pageSize;
 
+    // Columns that say the same in every row are left out and said once, but never the first.
+    const said = [];
+    const visible = columns.filter(({ hidden }) => !hidden).filter((column, i) => {
+      const text = i ? constantText(column, rows) : null;
+      if (text) said.push(`${column.label}: ${text}`);
+      return text === null;
+    });
     const id = `table-${++count}`;
     const filterPlace = options.filtersIn ?? element.appendChild(make("div"));
     const title = make("p", { className: "table-title", text: caption, attributes: { id } });
     const status = make("p", { className: "table-count", attributes: { role: "status", "aria-live": "polite" } });
-    const once = make("p", { className: "table-once quiet" });
+    const once = make("p", { className: "table-once quiet", text: `In every row ${said.join(", ")}.` });
+    once.hidden = !said.length;
+    const { head, headers } = makeHead(visible, Boolean(detail), sortBy);
     const body = make("tbody");
-    const table = make("table", { attributes: { "aria-labelledby": id } }, make("thead"), body);
+    const table = make("table", { attributes: { "aria-labelledby": id } }, head, body);
     const region = { role: "region", "aria-labelledby": id, tabindex: "0" };
     const more = make("button", { className: "more", attributes: { type: "button" }, on: { click: showAll } });
+    filterPlace.append(makeFilters(columns, rows, filterBy));
     element.append(
       make("div", { className: "table-head" }, title, status),
       once,
@@ -170,15 +173,13 @@ const createTable = (function () {
       state.descending = state.sort === name && !state.descending;
       state.sort = name;
       update();
-      onChange(shown, copyOfState());
     }
 
     function filterBy(name, text) {
       if (text) state.filters[name] = text;
       else delete state.filters[name];
       limit = pageSize;
-      update();
-      onChange(shown, copyOfState());
+      onFilter(update());
     }
 
     function showAll() {
@@ -188,59 +189,20 @@ const createTable = (function () {
       body.rows[next]?.querySelector("button, a")?.focus();
     }
 
-    function copyOfState() {
-      return { ...state, filters: { ...state.filters } };
-    }
-
     function update() {
-      shown = sorted(all.filter((row) => passes(row, columns, state.filters)), state.sort, state.descending);
+      const shown = sorted(rows.filter((row) => passes(row, columns, state.filters)), state.sort, state.descending);
       for (const [name, header] of headers) {
         if (name === state.sort) header.setAttribute("aria-sort", state.descending ? "descending" : "ascending");
         else header.removeAttribute("aria-sort");
       }
-      const common = [options.shared?.(shown), ...said].filter(Boolean);
-      once.textContent = common.length ? `In every row ${common.join(", ")}.` : "";
-      once.hidden = !common.length;
       body.replaceChildren(...shown.slice(0, limit).map((row) => makeLines(row, visible, options)));
-      const total = formatNumber(all.length);
-      status.textContent = shown.length === all.length ? `${total} ${noun}` : `${formatNumber(shown.length)} of ${total} ${noun}`;
+      const total = formatNumber(rows.length);
+      status.textContent = shown.length === rows.length ? `${total} ${noun}` : `${formatNumber(shown.length)} of ${total} ${noun}`;
       more.hidden = shown.length <= limit;
       more.textContent = `Show all ${formatNumber(shown.length)}`;
+      return shown;
     }
 
-    // Leaves out the columns that say the same in every row, but never the first.
-    function chooseColumns() {
-      said = [];
-      const candidates = columns.filter(({ hidden }) => !hidden);
-      visible = candidates.filter((column, i) => {
-        const text = i ? constantText(column, all) : null;
-        if (text) said.push(`${column.label}: ${text}`);
-        return text === null;
-      });
-      const made = makeHead(visible, Boolean(detail), sortBy);
-      headers = made.headers;
-      table.tHead.replaceWith(made.head);
-    }
-
-    function setRows(rows) {
-      all = rows;
-      chooseColumns();
-      filterPlace.replaceChildren(makeFilters(columns, all, state.filters, filterBy));
-      update();
-    }
-
-    // Takes a state that may come from a link: what does not fit this table is left out.
-    function restore(given) {
-      const names = new Set(columns.map(({ name }) => name));
-      const filters = Object.entries(given?.filters ?? {}).filter(([name]) => names.has(name));
-      state.sort = headers.has(given?.sort) ? given.sort : null;
-      state.descending = given?.descending === true;
-      state.filters = Object.fromEntries(filters.map(([name, text]) => [name, String(text)]));
-      limit = pageSize;
-      setRows(all);
-    }
-
-    setRows(all);
-    return { rows: () => shown, state: copyOfState, restore, setRows };
+    update();
   };
 })();
