@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
-from matplotlib.transforms import ScaledTranslation
 
 from mtabench.charts.chart import PANEL_INCHES, Chart, columns_of
 from mtabench.charts.failures import failure_note
-from mtabench.charts.labels import ROW_INCHES, Named, name_lines, names_width, reserve_room
-from mtabench.charts.panels import Line, Panel, broken, side_by_side
+from mtabench.charts.labels import ROW_INCHES, names_width, naming
+from mtabench.charts.panels import Line, Panel, broken
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, length_label, unsettled_note
 from mtabench.implementations import Style
@@ -24,9 +23,7 @@ from mtabench.problem.operations import NO_PAGES
 
 MAX_TICKS = 8
 AXES_HEIGHT = 2.9  # inches; about what a panel leaves its axes
-APART = 0.045  # inches between lines side by side
 AUTO_NOTE = "stars: what auto chose"
-APART_NOTE = "lines of equal values are drawn side by side"
 YARDSTICK_NOTE = "dashed grey: plain attention, which does less work; a yardstick, not a rival"
 LEAST_DECADES = 0.75
 AUTO: dict[str, Any] = {"linestyle": "none", "marker": "*", "markersize": 12}
@@ -36,7 +33,7 @@ AUTO: dict[str, Any] = {"linestyle": "none", "marker": "*", "markersize": 12}
 class YAxis:
     """The y axis: its label, the sign at its ticks, whether it is linear from 0, and values that it must hold.
 
-    `nothing` is what a panel without any value says. `apart` draws lines of equal values side by side.
+    `nothing` is what a panel without any value says.
     """
 
     label: str
@@ -44,7 +41,6 @@ class YAxis:
     linear: bool = False
     holds: tuple[float, ...] = ()
     nothing: str = "no cell has a valid time"
-    apart: bool = False
 
 
 def line_chart(
@@ -69,7 +65,6 @@ def line_chart(
     height = max(AXES_HEIGHT, *(ROW_INCHES * len(panel.lines) for panel in shown))
     lines = [line for panel in shown for line in panel.lines]
     labels = {line.label for line in lines}
-    raised = {id(panel): _raised(panel, y_limits, height) if y_axis.apart else {} for panel in shown}
 
     def draw_panel(axes: Axes, panel: Panel, look: Look) -> Callable[[], None]:
         look = replace(look, styles=look.styles | (styles or {}))
@@ -79,13 +74,13 @@ def line_chart(
         if over:
             over(axes, look)
         for line in sorted(panel.lines, key=lambda line: not line.yardstick):  # the rivals on top
-            _draw_line(axes, line, panel.places, look, raised[id(panel)].get(line.label, 0.0))
+            _draw_line(axes, line, panel.places, look)
         if not any(np.isfinite(line.y).any() for line in panel.lines):
             at: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "va": "center"}
             axes.text(0.5, 0.5, y_axis.nothing, color=look.theme.quiet, **at)
-        return naming(axes, panel.lines, labels, look, raised[id(panel)])
+        return naming(axes, panel.lines, labels, look)
 
-    notes = [*yardstick_notes(lines, cells), *([APART_NOTE] if any(raised.values()) else []), *notes]
+    notes = [*yardstick_notes(lines, cells), *notes]
     if any(line.auto for line in lines):
         notes.append(AUTO_NOTE)
     if any(line.hollow.any() for line in lines):
@@ -100,23 +95,6 @@ def line_chart(
         columns_of(cells, len(shown)),
         (PANEL_INCHES[0] + names_width(labels), PANEL_INCHES[1] + height - AXES_HEIGHT),
     )
-
-
-def naming(
-    axes: Axes, lines: Sequence[Line], labels: Iterable[str], look: Look, raised: Mapping[str, float] | None = None
-) -> Callable[[], None]:
-    """Keep room for the names that all panels have, and return what writes those of `lines`."""
-    room = reserve_room(axes, labels)
-    named = [
-        Named(line.impl, line.label, look.gid(line.rows), line.x, line.y, (raised or {}).get(line.label, 0.0))
-        for line in lines
-    ]
-
-    def finish() -> None:
-        room.remove()
-        name_lines(axes, named, look)
-
-    return finish
 
 
 def yardstick_notes(lines: Iterable[Line], cells: pd.DataFrame) -> list[str]:
@@ -188,14 +166,6 @@ def _y_limits(shown: Sequence[Panel], y_axis: YAxis) -> tuple[float, float] | No
     return 10**low, 10**high
 
 
-def _raised(panel: Panel, limits: tuple[float, float] | None, height: float) -> dict[str, float]:
-    """How many inches above its values to draw each line that others of the panel would hide."""
-    if limits is None:
-        return {}
-    inch = np.log(limits[1] / limits[0]) / height  # of a logarithmic axis
-    return {label: place * APART for label, place in side_by_side(panel.lines, 0.75 * APART * inch).items()}
-
-
 def _set_y_axis(axes: Axes, y_axis: YAxis, limits: tuple[float, float] | None) -> None:
     if limits is None:
         axes.set_ylim(0, 1)
@@ -211,18 +181,15 @@ def _set_y_axis(axes: Axes, y_axis: YAxis, limits: tuple[float, float] | None) -
     log_ticks(axes.yaxis, float(np.log10(limits[1] / limits[0])), y_axis.sign)
 
 
-def _draw_line(axes: Axes, line: Line, places: set[float], look: Look, raised: float = 0.0) -> None:
+def _draw_line(axes: Axes, line: Line, places: set[float], look: Look) -> None:
     colour = look.colour(line.impl)
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    place: dict[str, Any] = {"transform": axes.transData + ScaledTranslation(0, raised, figure.dpi_scale_trans)}
     path, gid = broken(line, line.x, places), look.gid(line.rows)
-    axes.fill_between(path.x, path.low, path.high, color=colour, alpha=0.2, linewidth=0, gid=gid, **place)
-    axes.vlines(line.x, line.low, line.high, color=colour, linewidth=0.8, gid=gid, **place)
+    axes.fill_between(path.x, path.low, path.high, color=colour, alpha=0.2, linewidth=0, gid=gid)
+    axes.vlines(line.x, line.low, line.high, color=colour, linewidth=0.8, gid=gid)
     gid = look.gid(line.rows[np.isfinite(line.y)], "points")
-    axes.plot(path.x, path.y, label=line.label, gid=gid, **look.line(line.impl), **place)
+    axes.plot(path.x, path.y, label=line.label, gid=gid, **look.line(line.impl))
     if line.hollow.any():
         gid = look.gid(line.rows[line.hollow], "points")
-        axes.plot(line.x[line.hollow], line.y[line.hollow], gid=gid, **look.hollow(line.impl), **place)
+        axes.plot(line.x[line.hollow], line.y[line.hollow], gid=gid, **look.hollow(line.impl))
     if line.auto:
         axes.plot(*line.auto, color=colour, markeredgecolor=look.theme.ink, zorder=3, **AUTO)

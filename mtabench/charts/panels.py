@@ -144,26 +144,6 @@ def has_values(shown: list[Panel]) -> bool:
     return any(np.isfinite(line.y).any() for panel in shown for line in panel.lines)
 
 
-def side_by_side(lines: Sequence[Line], near: float) -> dict[str, float]:
-    """Places around 0, by label, of the lines that have the values of others wherever both have one.
-
-    Values are the same if their logarithms differ by less than `near`.
-    """
-    groups: list[list[Line]] = []
-    for line in lines:
-        if np.isfinite(line.y).any():
-            same = next((group for group in groups if all(_same(line, other, near) for other in group)), None)
-            groups.append([line]) if same is None else same.append(line)
-    return {line.label: (len(group) - 1) / 2 - i for group in groups if group[1:] for i, line in enumerate(group)}
-
-
-def _same(one: Line, other: Line, near: float) -> bool:
-    _, mine, theirs = np.intersect1d(one.x, other.x, return_indices=True)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        apart = np.abs(np.log(one.y[mine] / other.y[theirs]))
-    return bool(np.isfinite(apart).any() and np.nanmax(apart) < near)
-
-
 def times(cells: pd.DataFrame) -> Band:
     """Medians in ms with their 95 % intervals, NaN where a cell failed."""
     timed = cells.where(cells["status"] == "ok")

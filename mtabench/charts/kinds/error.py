@@ -24,7 +24,7 @@ def chart(cells: pd.DataFrame) -> Chart | None:
     if not has_values(shown):
         return None
     title = titled(cells, _finding(cells), "error against sequence length")
-    y_axis = YAxis("relative error", nothing="no cell has an error", apart=True)
+    y_axis = YAxis("relative error", nothing="no cell has an error")
     return line_chart(cells, shown, title, y_axis, "error relative to the same in float64")
 
 

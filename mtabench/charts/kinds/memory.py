@@ -18,7 +18,7 @@ def chart(cells: pd.DataFrame) -> Chart | None:
         return None
     title = titled(cells, _finding(cells), "peak memory against sequence length")
     how = "the most device memory that a call takes beyond its inputs; 1 MB is 10\N{SUPERSCRIPT SIX} bytes"
-    y_axis = YAxis("peak memory (MB)", nothing="no cell has a peak memory", apart=True)
+    y_axis = YAxis("peak memory (MB)", nothing="no cell has a peak memory")
     return line_chart(cells, shown, title, y_axis, how)
 
 

@@ -8,6 +8,7 @@ from mtabench.charts.kinds.splits import split_panels
 from mtabench.charts.panels import panels, times
 from mtabench.charts.style import DARK, LIGHT, Look
 from mtabench.errors import UsageError
+from mtabench.palette import contrast
 from mtabench.styles import SPARE_STYLES, SPARE_YARDSTICKS, own_styles, styles_of
 
 
@@ -147,17 +148,6 @@ def test_the_rungs_of_the_ladder_are_grey_beside_conv_attention_too():
 
 
 EVERY_STYLE = (*own_styles().values(), *own_styles(alone=True).values(), *SPARE_STYLES, *SPARE_YARDSTICKS)
-
-
-def luminance(colour):
-    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def contrast(one, other):
-    darker, lighter = sorted((luminance(one), luminance(other)))
-    return (lighter + 0.05) / (darker + 0.05)
 
 
 def test_every_line_and_text_stands_out_from_the_page_in_both_themes():
