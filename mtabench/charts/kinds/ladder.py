@@ -5,8 +5,7 @@ A panel a head dim, a dot an implementation. The note below names those without 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from math import exp, hypot, log
 from typing import Any
 
@@ -16,35 +15,20 @@ from matplotlib.axes import Axes
 from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import one_line_each
 from mtabench.charts.findings import speed
-from mtabench.charts.lines import log_ticks, plain_axes
-from mtabench.charts.panels import check_panels, word_of
+from mtabench.charts.lines import log_ticks
+from mtabench.charts.panels import word_of
+from mtabench.charts.rows import LABEL_SIZE, NamedRows, name_rows, rows_chart, write_number
 from mtabench.charts.style import Look
-from mtabench.charts.text import TIMES, caption, factor, inches, milliseconds, shortened, tokens, unsettled_note
+from mtabench.charts.text import TIMES, caption, factor, milliseconds, shortened, tokens, unsettled_note
 from mtabench.measuring.settled import UNSETTLED
 from mtabench.prose import plural
 
 LEAST = 3  # timed implementations
-RUNG_INCHES, MARGIN_INCHES = 0.36, 0.9
+RUNG_INCHES = 0.36
 WIDTHS = {1: 5.6, 2: 4.2}  # of a panel's axes and steps in inches, by the number of panels in a row
 TIME_SHARE = 0.15  # of the axes' width, for the last time
-LABEL_SIZE = 8.5
 REASON_LENGTH = 60  # characters
 SHAPE = ["seq", "batch", "head_dim"]
-
-
-@dataclass(frozen=True)
-class Ladder:
-    """Implementations at one shape from the slowest to the fastest; `unsettled` says whose time did not settle.
-
-    `halves` are half the intervals of the times as parts of them. `failed` are the others, each with the reason.
-    """
-
-    title: str
-    names: tuple[str, ...]
-    ms: tuple[float, ...]
-    halves: tuple[float, ...]
-    unsettled: tuple[bool, ...]
-    failed: tuple[tuple[str, str], ...]
 
 
 def chart(cells: pd.DataFrame) -> Chart | None:
@@ -60,90 +44,71 @@ def chart(cells: pd.DataFrame) -> Chart | None:
         return None
     best = shapes.iloc[-1]
     shapes = shapes[(shapes["seq"] == best["seq"]) & (shapes["batch"] == best["batch"])].sort_values("head_dim")
-    check_panels(len(shapes))
     chosen = one_line_each(plain.merge(shapes[SHAPE], on=SHAPE))
-    ladders = [_ladder(group) for _, group in chosen.groupby("head_dim")]
-    columns = min(len(ladders), max(WIDTHS))
+    ladders = {head_dim: _ladder(group) for head_dim, group in chosen.groupby("head_dim")}
     how = "plain attention, median times; on the right how many times as fast as the one above"
-    rungs = max(len(ladder.names) for ladder in ladders)
-    labels = max(inches(shortened(name), LABEL_SIZE) for name in chosen.loc[chosen["status"] == "ok", "impl"])
-    return Chart(
-        titled(chosen, _finding(ladders[list(shapes["head_dim"]).index(best["head_dim"])]), ""),
-        caption(chosen, how, [*unsettled_note(chosen, f"hollow, {UNSETTLED}"), *_failures(ladders)]),
-        ladders,
+    return rows_chart(
+        titled(chosen, _finding(ladders[best["head_dim"]]), ""),
+        caption(chosen, how, [*unsettled_note(chosen, f"hollow, {UNSETTLED}"), *_failures(chosen, len(ladders))]),
+        list(ladders.values()),
         _draw,
         "time (ms)",
-        columns=columns,
-        panel_inches=(WIDTHS[columns] + labels, RUNG_INCHES * rungs + MARGIN_INCHES),
-        shared_axes=False,
+        WIDTHS[min(len(ladders), max(WIDTHS))],
+        RUNG_INCHES,
     )
 
 
-def _ladder(cells: pd.DataFrame) -> Ladder:
+def _ladder(cells: pd.DataFrame) -> NamedRows:
     """The ladder of one shape."""
     rungs = cells[cells["status"] == "ok"].sort_values(["median_ms", "impl"], ascending=[False, True])
-    failed = cells[cells["status"] != "ok"]
-    first = cells.iloc[0]
-    words = [
-        ": ".join(
-            filter(None, (word_of(status), shortened(" ".join(reason.partition(" (")[0].split()), REASON_LENGTH)))
-        )
-        for status, reason in zip(failed["status"], failed["reason"], strict=True)
-    ]
-    return Ladder(
-        f"{tokens(cells, first['seq'])}, head dim {first['head_dim']:g}",
-        tuple(rungs["impl"]),
-        tuple(rungs["median_ms"]),
-        tuple(rungs["half"]),
-        tuple(rungs["unsettled"]),
-        tuple(zip(failed["impl"], words, strict=True)),
-    )
+    return NamedRows(_title(cells), rungs.assign(label=rungs["impl"].map(shortened), value=rungs["median_ms"]))
 
 
-def _failures(ladders: Sequence[Ladder]) -> list[str]:
+def _title(cells: pd.DataFrame) -> str:
+    return f"{tokens(cells, cells['seq'].iloc[0])}, head dim {cells['head_dim'].iloc[0]:g}"
+
+
+def _failures(cells: pd.DataFrame, panels: int) -> list[str]:
     """Who has no time and why, with the panel where others have one there."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for ladder in ladders:
-        for failure in ladder.failed:
-            found.setdefault(failure, []).append(ladder.title)
+    failed = cells[cells["status"] != "ok"]
+    reasons = failed["reason"].map(lambda reason: shortened(" ".join(reason.partition(" (")[0].split()), REASON_LENGTH))
+    words = (failed["status"].map(word_of) + ": " + reasons).str.removesuffix(": ")
     texts = []
-    for (name, words), titles in found.items():
-        of = "" if len(titles) == len(ladders) else f" at {' and '.join(titles)}"
-        texts.append(f"{shortened(name)}{of} ({words})")
+    for (name, why), group in failed.assign(words=words).groupby(["impl", "words"], sort=False):
+        titles = [_title(shape) for _, shape in group.groupby("head_dim")]
+        of = "" if len(titles) == panels else f" at {' and '.join(titles)}"
+        texts.append(f"{shortened(str(name))}{of} ({why})")
     return [f"no valid time: {'; '.join(texts)}"] if texts else []
 
 
-def _draw(axes: Axes, ladder: Ladder, look: Look) -> None:
-    low, high = min(ladder.ms), max(ladder.ms)
+def _draw(axes: Axes, ladder: NamedRows, look: Look) -> None:
+    rows: list[Any] = list(ladder.rows.itertuples())
+    low, high = ladder.rows["value"].min(), ladder.rows["value"].max()
     doublings = max(log(high / low), log(2)) / (1 - 2 * TIME_SHARE)
-    limits = low * exp(-TIME_SHARE * doublings / 3), low * exp((1 - TIME_SHARE / 3) * doublings)
     axes.set_xscale("log")
-    axes.set_xlim(*limits)
-    axes.set_ylim(len(ladder.names) - 0.5, -0.5)
-    axes.set_yticks(range(len(ladder.names)), [shortened(name) for name in ladder.names], fontsize=LABEL_SIZE)
+    axes.set_xlim(low * exp(-TIME_SHARE * doublings / 3), low * exp((1 - TIME_SHARE / 3) * doublings))
     log_ticks(axes.xaxis, doublings / log(10))
-    plain_axes(axes, look, grid="both")
+    name_rows(axes, ladder, look, grid="both")
     axes.grid(axis="y", linestyle=(0, (1, 3)), linewidth=1)
-    axes.tick_params(axis="y", length=0)
-    beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "color": look.theme.quiet, "va": "center"}
-    for row, (name, ms, unsettled) in enumerate(zip(ladder.names, ladder.ms, ladder.unsettled, strict=True)):
-        colour = look.colour(name)
-        face = look.theme.paper if unsettled else colour
-        axes.plot([ms], [row], color=colour, marker=look.styles[name].marker, markersize=7, markerfacecolor=face)
-        time = (UNSETTLED if unsettled else "") + milliseconds(ms, ladder.halves[row])
-        box = {"facecolor": look.theme.paper, "edgecolor": "none", "pad": 0.5}  # over the grid
-        at: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": LABEL_SIZE, "bbox": box}
-        axes.annotate(time, (ms, row), (8, 0), **at)
-        if row:
-            half = hypot(*ladder.halves[row - 1 : row + 1])
-            step = f"\N{DOWNWARDS ARROW} {factor(ladder.ms[row - 1] / ms, half)}{TIMES}"
-            axes.text(1.02, row - 0.5, step, fontsize=LABEL_SIZE, **beside)
+    for place, row in enumerate(rows):
+        colour = look.colour(row.impl)
+        face = look.theme.paper if row.unsettled else colour
+        marker = look.styles[row.impl].marker
+        axes.plot([row.value], [place], color=colour, marker=marker, markersize=7, markerfacecolor=face)
+        write_number(axes, milliseconds(row.value, row.half), (row.value, place), row.unsettled, look)
+    for place, (slower, faster) in enumerate(pairwise(rows)):
+        step = factor(slower.value / faster.value, hypot(slower.half, faster.half))
+        axes.text(
+            1.02, place + 0.5, f"\N{DOWNWARDS ARROW} {step}{TIMES}", fontsize=LABEL_SIZE, color=look.theme.quiet,
+            va="center", transform=axes.get_yaxis_transform(),
+        )  # fmt: skip
 
 
-def _finding(ladder: Ladder) -> str:
-    ratio, half = ladder.ms[0] / ladder.ms[-1], hypot(ladder.halves[0], ladder.halves[-1])
-    steps = f"{plural(len(ladder.ms) - 1, 'step')} up the ladder"
-    return f"{shortened(ladder.names[-1])} {speed(ratio, shortened(ladder.names[0]), half)}, {steps}, at {ladder.title}"
+def _finding(ladder: NamedRows) -> str:
+    first, last = (ladder.rows.iloc[place] for place in (0, -1))
+    ratio, half = first["value"] / last["value"], hypot(first["half"], last["half"])
+    steps = f"{plural(len(ladder.rows) - 1, 'step')} up the ladder"
+    return f"{last['label']} {speed(ratio, first['label'], half)}, {steps}, at {ladder.title}"
 
 
 KIND = Kind(f"times of at least {LEAST} implementations of plain attention at one shape", chart, place=10)
