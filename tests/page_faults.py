@@ -1,4 +1,7 @@
-"""What a person would see at once on a page in a browser: cut texts, pale texts, and names on one another in charts."""
+"""What a person would see at once on a page in a browser: cut texts, pale texts, and names on one another in charts.
+
+And the way to a control with the Tab key alone.
+"""
 
 
 def looks(*names):
@@ -46,6 +49,7 @@ FAULTS = """() => {
     const ratio = contrast(inChart ? style.fill : style.color, paperOf(node));
     if (ratio < (large ? 3 : 4.5)) say(`contrast ${ratio.toFixed(1)}`, node);
   }
+  if (document.documentElement.scrollWidth > innerWidth) faults.push("the page scrolls sideways");
   for (const box of document.querySelectorAll(".table-scroll")) {
     if (seen(box) && box.scrollWidth > box.clientWidth + 1) say("a table is cut off", box);
   }
@@ -70,3 +74,13 @@ FAULTS = """() => {
 def page_faults(page):
     """The faults of what a page shows now, each as a sentence."""
     return page.evaluate(FAULTS)
+
+
+def tab_to(page, selector):
+    """Press Tab until what the selector names has the focus, and a visible outline."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+            return
+    raise AssertionError(f"no way to {selector} with the Tab key")

@@ -45,12 +45,6 @@ def test_a_site_is_static_files_and_the_command_says_what_got_slower(site):
     ]
 
 
-def test_one_of_a_kind_is_no_plural(mtabench, tmp_path):
-    write(tmp_path / "runs/a.csv", [row(7, 1.0)])
-    _, out, _ = mtabench("dashboard", "runs", "-o", "site")
-    assert out.splitlines()[0] == "read 1 file: 1 run of 1 revision, 1 cell, 1 row"
-
-
 def test_a_change_of_few_runs_is_said_to_be_unsure(mtabench, tmp_path):
     for run, ms in enumerate((1.0, 1.1)):
         write(tmp_path / f"runs/{run}.csv", [row(run, ms)])

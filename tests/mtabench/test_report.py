@@ -94,22 +94,6 @@ def test_the_results_are_never_overwritten(run, tmp_path, option, taken):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("folder", [".", "/", "..", ""])
-def test_a_folder_as_out_is_one_sentence(run, tmp_path, folder):
-    code, _, err = run(measured(tmp_path / "a.csv"), "--out", folder)
-    assert code == 2
-    assert f"--out {folder or '.'} is a folder; give the name of a file" in err
-
-
-def test_a_file_that_is_no_results_file_is_one_sentence(run, tmp_path):
-    path = tmp_path / "x.csv"
-    path.write_text("a,b\n1,2\n")
-    code, _, err = run(path)
-    assert code == 2
-    assert "is not a results file" in err
-    assert [path] == list(tmp_path.iterdir())
-
-
 def test_sentences_are_computed_from_the_file():
     text = "\n".join(read_report(ROOT / "results/nvidia-h200/fwd.csv").summary).replace(TIMES, "x")
     assert re.search(r"Forward: hopper is \d+x to \d+x as fast as eager, \d+x in the geometric mean of 10 shapes", text)

@@ -247,16 +247,6 @@ def test_nothing_to_read_is_said(tmp_path, content):
         read_results(path)
 
 
-def test_reading_a_missing_file_a_folder_or_text_for_a_number(tmp_path):
-    with pytest.raises(UsageError, match="no file"):
-        read_results(tmp_path / "none.csv")
-    with pytest.raises(UsageError, match="is a folder"):
-        read_results(tmp_path)
-    write_table(tmp_path / "text.csv", [row(median_ms="fast")])
-    with pytest.raises(UsageError, match="median_ms"):
-        read_results(tmp_path / "text.csv")
-
-
 def test_resume_refuses_columns_that_it_would_not_write(tmp_path):
     path = tmp_path / "more.csv"
     write_table(path, [row()], [*COLUMNS, "note"])
