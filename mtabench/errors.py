@@ -13,6 +13,12 @@ def near_names(typed: str, known: Sequence[str]) -> list[str]:
     return begin[:3] or difflib.get_close_matches(typed.lower(), known, n=3, cutoff=0.65)
 
 
+def hint_at(typed: str, known: Sequence[str], expected: str = "expected one of") -> str:
+    """What a name that is not known may mean, or all that are known, as the end of a sentence."""
+    near = near_names(typed, known)
+    return f"did you mean {' or '.join(near)}?" if near else f"{expected} {', '.join(known)}"
+
+
 def first_line(error: Exception) -> str:
     """The first line of an error's text; its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

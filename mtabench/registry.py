@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mtabench import implementations
-from mtabench.errors import UsageError, near_names
+from mtabench.errors import UsageError, hint_at
 from mtabench.implementations import Implementation
 from mtabench.implementations._user_code import (
     Loaded,
@@ -85,8 +85,7 @@ def every(name: str) -> list[Implementation]:
         raise UsageError(
             f"{name!r} stands for several implementations, and one is expected here: {', '.join(GROUPS[name])}"
         )
-    near = near_names(name, [*names(), *GROUPS])
-    hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join([*names(), *GROUPS])}"
+    hint = hint_at(name, [*names(), *GROUPS])
     raise UsageError(f"no implementation is called {name!r}; {hint} (`mtabench list` shows all)")
 
 

@@ -6,7 +6,6 @@ how it looks on a light page and on a dark one.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from mtabench.charts.chart import Chart, Kind, make_figure
 from mtabench.charts.data import read_cells, settings
 from mtabench.charts.kinds import load
 from mtabench.charts.style import LIGHT, THEMES, Look, Theme, applied
-from mtabench.errors import UsageError
+from mtabench.errors import UsageError, hint_at
 from mtabench.problem.case import PASSES
 from mtabench.results.outputs import written
 from mtabench.styles import styles_of
@@ -54,7 +53,9 @@ def draw(
         ("chart format", formats, FORMATS),
     ):
         for name in given:
-            _check_name(what, name, known)
+            if name not in known:
+                hint = hint_at(name, list(known), "expected one or more of")
+                raise UsageError(f"there is no {what} {name!r}; {hint}")
     csv_paths = list(csv_paths)
     cells, made_from = read_cells(csv_paths), stamp(csv_paths)
     styles = styles_of(zip(cells["impl"], cells["op"] == "attention", strict=True))
@@ -76,14 +77,6 @@ def draw(
 def stamp(csv_paths: Iterable[str | Path]) -> str:
     """What a chart of these files says of their content in its metadata, so that an older chart can be told."""
     return "sha256 " + " ".join(hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path in csv_paths)
-
-
-def _check_name(what: str, name: str, known: Iterable[str]) -> None:
-    if name in known:
-        return
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"expected one or more of {', '.join(known)}"
-    raise UsageError(f"there is no {what} {name!r}; {hint}")
 
 
 def _charts(cells: pd.DataFrame, kinds: Sequence[str], csv_paths: Sequence[str | Path]) -> list[tuple[str, Chart]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import matplotlib as mpl
@@ -20,23 +20,14 @@ SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 FONT = "system-ui, 'DejaVu Sans', sans-serif"
 
 
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    """A chart for a page: its kind, title and caption, and of each panel the title and the picture.
-
-    In a picture, `data-rows` of an element are the rows of the results file that it shows, and `data-row` the one.
-    """
-
-    kind: str
-    title: str
-    caption: Sequence[str]
-    panels: Sequence[dict[str, str]]
-
-
 def embedded_charts(cells: pd.DataFrame, kinds: Sequence[str]) -> list[dict[str, Any]]:
-    """The charts of these kinds that `read_cells` of one file gives, in JSON's types."""
+    """The charts of these kinds that `read_cells` of one file gives, in JSON's types.
+
+    Of each its kind, title and caption, and of each panel the title and the picture. In a picture, `data-rows` of an
+    element are the rows of the results file that it shows, and `data-row` the one.
+    """
     look = Look(HTML, styles_of(zip(cells["impl"], cells["op"] == "attention", strict=True)))
-    found = []
+    found: list[dict[str, Any]] = []
     for name in kinds:
         for stem, chart in charts_of(cells, name, KINDS[name]):
             caption = [" · ".join(parts) for parts in chart.caption]
@@ -44,7 +35,7 @@ def embedded_charts(cells: pd.DataFrame, kinds: Sequence[str]) -> list[dict[str,
                 {"title": panel.title, "svg": _picture(chart, panel, look, f"{stem}-{number}")}
                 for number, panel in enumerate(chart.panels)
             ]
-            found.append(asdict(Embedded(name, chart.title, caption, panels)))
+            found.append({"kind": name, "title": chart.title, "caption": caption, "panels": panels})
     return found
 
 

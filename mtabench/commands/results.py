@@ -119,10 +119,10 @@ def _write(out: Path, parts: Sequence[FilePart]) -> None:
     with_samples = [part for part in parts if part.rows and find_samples(part.path).exists()]
     plain, compressed = samples_paths(out)
     with written(out) as results:
-        results.writelines(_csv([COLUMNS, *rows]))
+        results.write(_csv([COLUMNS, *rows]))
         stale = {plain, compressed}  # those of a file that is replaced
         if with_samples:
-            lines = b"".join(_csv(_samples(with_samples)))
+            lines = _csv(_samples(with_samples))
             target = compressed if len(lines) > MOST_PLAIN else plain
             with written(target) as samples:
                 samples.write(gzip.compress(lines, mtime=0) if target == compressed else lines)
@@ -147,11 +147,10 @@ def _samples(parts: Iterable[FilePart]) -> Iterator[Sequence[str]]:
         yield from (record for record in sample_records(part.path) if (record[0], record[1]) in names)
 
 
-def _csv(lines: Iterable[Sequence[str]]) -> Iterator[bytes]:
-    for record in lines:
-        line = io.StringIO(newline="")
-        csv.writer(line, lineterminator="\n").writerow(record)
-        yield line.getvalue().encode()
+def _csv(lines: Iterable[Sequence[str]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue().encode()
 
 
 def _named(row: Row) -> str:

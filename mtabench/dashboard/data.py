@@ -72,8 +72,8 @@ def dashboard_data(archive: Archive, findings: Findings, settings: DashboardSett
             "rows": archive.rows,
             "repeated": archive.repeated,
             "skipped": dict(archive.skipped),
-            "broken": [{"file": shown_text(name), "reason": shown_text(why)} for name, why in archive.broken][
-                :MOST_BROKEN
+            "broken": [
+                {"file": shown_text(name), "reason": shown_text(why)} for name, why in archive.broken[:MOST_BROKEN]
             ],
             "broken_files": len(archive.broken),
         },

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from mta_kernels.planned import H200, PlannedGpu
-from mtabench.errors import UsageError
+from mtabench.errors import UsageError, hint_at
 from mtabench.static.limits import limits_of
 
 
@@ -70,9 +69,7 @@ def find_device(name: str) -> Device:
         names = " or ".join(device.name for device in found)
         raise UsageError(f"a device called {name!r} could be {names}; give more of its name")
     short = [device.name.removeprefix("NVIDIA ").partition("-")[0].split()[0].lower() for device in DEVICES]
-    near = difflib.get_close_matches(name.lower(), short, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(short)}"
-    raise UsageError(f"the limits of a device called {name!r} are not known; {hint}")
+    raise UsageError(f"the limits of a device called {name!r} are not known; {hint_at(name, short)}")
 
 
 def _words(name: str) -> set[str]:

@@ -13,8 +13,10 @@ from mtabench.charts.data import baseline_name, one_line_each, settings
 from mtabench.charts.findings import longest, mean, mean_half, paired, place, plain, speed_range, subject, yardstick
 from mtabench.charts.kinds.speedup import rated
 from mtabench.charts.text import TIMES, factor, milliseconds, shortened
+from mtabench.prose import plural
 
 MOST_FIGURES = 3
+MOST_SENTENCES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,9 @@ def summary(cells: pd.DataFrame) -> list[str]:
             for impl, mine in shapes.groupby("impl", sort=False)
             if impl != subject(shapes)  # of which the titles speak
         ]
-    return [text.replace("\N{NO-BREAK SPACE}", " ") for text in dict.fromkeys(found)]
+    told = [text.replace("\N{NO-BREAK SPACE}", " ") for text in dict.fromkeys(found)]
+    more = len(told) - MOST_SENTENCES
+    return told if more <= 0 else [*told[:MOST_SENTENCES], f"and {plural(more, 'more finding')}, in the charts of plot"]
 
 
 def figures(all_cells: pd.DataFrame) -> list[Figure]:
