@@ -15,9 +15,11 @@ INSTALL = "pip install 'mtabench[cluster]'"
 class ClusterOptions:
     """--gpus, --workers, --scheduler, --on and --tls-... as typed; None where nothing was typed."""
 
-    gpus: Text = crew("Spread the sweep over GPUs of this machine: all, or numbers such as 0,2. Needs [cluster].")
+    gpus: Text = crew("Spread the sweep over GPUs of this machine: all, or numbers such as 0,2.")
     workers: int | None = crew("With --device cpu: so many processes, each on its share of the cores.", **WHOLE)
-    scheduler: Text = crew("Spread the sweep over a Dask cluster that is there: tls://HOST:PORT; docs/cluster.md.")
+    scheduler: Text = crew(
+        "Spread the sweep over the Dask cluster at tls://HOST:PORT. Needs [cluster]; docs/cluster.md."
+    )
     on: Text = crew("With --gpus or --scheduler: only GPUs whose name has this in it, such as H200.")
     tls_ca: File = crew("With --scheduler: the PEM file of the authority; Dask's configuration if not given.")
     tls_cert: File = crew("With --scheduler: the PEM file of this side's certificate.")
@@ -53,7 +55,8 @@ class ClusterOptions:
             )
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"--workers is {self.workers}; it must be 1 or more")
-        self._check_packages()
+        if self.scheduler is not None and find_spec("distributed") is None:
+            raise UsageError(f"--scheduler needs the package distributed, which is not installed; {INSTALL}")
         return "cpu" if options.device == "cpu" else "cuda"
 
     @property
@@ -78,13 +81,6 @@ class ClusterOptions:
         tls = [name for name in ("tls_ca", "tls_cert", "tls_key") if getattr(self, name) is not None]
         if tls and given != ["scheduler"]:
             raise UsageError(f"--{tls[0].replace('_', '-')} is for --scheduler tls://HOST:PORT, which is not given")
-
-    def _check_packages(self) -> None:
-        # A local cluster makes certificates of its own, for which Dask needs cryptography.
-        needed = ("distributed",) if self.scheduler is not None else ("distributed", "cryptography")
-        missing = [name for name in needed if find_spec(name) is None]
-        if missing:
-            raise UsageError(f"{self.source} needs the package {missing[0]}, which is not installed; {INSTALL}")
 
 
 NAMES = tuple(field.name for field in fields(ClusterOptions))

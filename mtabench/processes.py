@@ -1,11 +1,11 @@
-"""Call a function in a fresh process, so that a crash, a kill or a hang in it ends that process alone."""
+"""Call functions in a fresh process, so that a crash, a kill or a hang in one ends that process alone."""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import math
 import os
-import pickle
 import queue
 import signal
 import subprocess
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
@@ -36,32 +37,97 @@ class ProcessEndedError(Exception):
     """A process ended by a signal, or with an exit code other than 0; the text says which."""
 
 
+class Process:
+    """A fresh process that calls one function after another, until it is stopped.
+
+    Functions are found by their names in their modules, and arguments and messages are pickled. The process has a
+    session of its own, which keeps Ctrl-C at the terminal from it, and ends with the thread that started it.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`environment` are variables that are others there."""
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+        self._pipe, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-u", "-P", "-c"),
+                    f"from {__name__} import leave, serve; serve({theirs.fileno()}); leave(0)",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def call(
+        self,
+        function: Callable[..., None],
+        arguments: tuple[Any, ...],
+        receive: Callable[[Any], None],
+        timeout_s: float | None = None,
+    ) -> None:
+        """Call `function(send, *arguments)` there; what it sends is given to `receive` here, one by one.
+
+        Raises TimeoutError after `timeout_s`, in which the start of the process counts, and ProcessEndedError if the
+        process ended with another exit code than 0 before the function returned.
+        """
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        with suppress(BrokenPipeError):  # it ended before: how is said below
+            self._pipe.send((function, arguments))
+        while not isinstance(message := self._next(deadline, timeout_s), _Returned):
+            receive(message)
+
+    def _next(self, deadline: float, timeout_s: float | None) -> Any:
+        """The next message; that the process is over is looked at too, since its children may live on."""
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"stopped after {timeout_s:g} s")
+            over = self._process.poll() is not None
+            if self._pipe.poll(0 if over else min(left, LOOK_AGAIN_S)):
+                with suppress(EOFError, OSError):
+                    return self._pipe.recv()
+                over = True
+            if over:
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(EXIT_S)
+                if reason := ending(self._process.returncode):
+                    raise ProcessEndedError(reason + self._last_line())
+                return _Returned()
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """End the process and those that it started, whatever they do."""
+        kill(self._process)
+
+    def _last_line(self) -> str:
+        """What the process printed last, as an addition to a reason."""
+        self._output.seek(0)
+        lines = [line.strip() for line in self._output.read().decode(errors="replace").splitlines()]
+        last = next(filter(None, reversed(lines)), "")
+        return f"; it last printed: {last[:LONGEST_QUOTE]}" if last else ""
+
+
+class _Returned:
+    """What a process sends when a function has returned."""
+
+
 def call_in_process(
     function: Callable[..., None], arguments: tuple[Any, ...], timeout_s: float, receive: Callable[[Any], None]
 ) -> None:
-    """Call `function(send, *arguments)` in a fresh process; what it sends is given to `receive` here, one by one.
-
-    The function is found by its name in its module, and arguments and messages are pickled. Whatever happens, Ctrl-C
-    here included, the process and those that it started are gone on return. Raises TimeoutError after `timeout_s`,
-    in which the start of the process counts, and ProcessEndedError if the process ended in any other way than by
-    returning from the function.
-    """
-    deadline = time.monotonic() + timeout_s
-    receiver, sender = Pipe(duplex=False)
-    with receiver, tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as output:
-        pickle.dump((function, arguments), request)
-        request.seek(0)
-        with sender:
-            process = start_process(f"{__name__}:serve", sender.fileno(), output, request)
-        try:
-            _receive_all(process, receiver, receive, deadline, timeout_s)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(EXIT_S)
-        finally:
-            kill(process)
-        reason = ending(process.returncode)
-        if reason:
-            raise ProcessEndedError(reason + last_line(output))
+    """Call a function in a process of its own, as `Process.call`, which is gone on return, Ctrl-C here included."""
+    process = Process()
+    try:
+        process.call(function, arguments, receive, timeout_s)
+    finally:
+        process.stop()
 
 
 def run_module(
@@ -114,11 +180,13 @@ def in_threads(functions: Sequence[Callable[[Callable[[Any], None]], None]]) -> 
 
 
 def serve(descriptor: int) -> None:
-    """In the fresh process: call what stands on standard input, with messages going to an open descriptor."""
-    die_with_parent()
-    function, arguments = pickle.load(sys.stdin.buffer)
-    with Connection(descriptor, readable=False) as sender:
-        function(sender.send, *arguments)
+    """In the fresh process: call what comes from an open descriptor, to which messages go, until no more can come."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    with Connection(descriptor) as pipe, suppress(EOFError):
+        while True:
+            function, arguments = pipe.recv()
+            function(pipe.send, *arguments)
+            pipe.send(_Returned())
 
 
 def leave(code: str | int | None) -> NoReturn:
@@ -137,61 +205,6 @@ def leave(code: str | int | None) -> NoReturn:
     os._exit(code or 0)
 
 
-def start_process(
-    serve: str, descriptor: int, output: IO[bytes], request: IO[bytes] | int = subprocess.DEVNULL
-) -> subprocess.Popen[bytes]:
-    """Start a process that calls `serve`, "module:function", with a descriptor that it inherits.
-
-    A session of its own keeps Ctrl-C at the terminal from the process, and lets it be killed with its children.
-    """
-    module, _, function = serve.partition(":")
-    code = f"from {module} import {function}; from {__name__} import leave; {function}({descriptor}); leave(0)"
-    return _start_alike([code], output, stdin=request, pass_fds=[descriptor])
-
-
-def start_module(module: str, words: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start `python -m module words`, which finds what this process finds and dies with it; what it prints goes to
-    `output`.
-    """
-    return _start_alike([RUN_MODULE, module, *words], output, stdin=subprocess.DEVNULL)
-
-
-def _start_alike(program: Sequence[str], output: IO[bytes], **options: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-u", "-P", "-c", *program],
-        stdout=output,
-        stderr=output,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        start_new_session=True,
-        **options,
-    )
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends, however that happens."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _receive_all(
-    process: subprocess.Popen[bytes], receiver: Connection, receive: Callable[[Any], None], deadline: float,
-    timeout_s: float,
-) -> None:  # fmt: skip
-    """Until the process has nothing more to send; that it is over is looked at too, since its children may live on."""
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"stopped after {timeout_s:g} s")
-        over = process.poll() is not None
-        if receiver.poll(0 if over else min(left, LOOK_AGAIN_S)):
-            try:
-                message = receiver.recv()
-            except (EOFError, OSError):
-                return
-            receive(message)
-        elif over:
-            return
-
-
 def kill(process: subprocess.Popen[Any]) -> None:
     """End a process that has a session of its own, and its children; returns when it is gone."""
     with suppress(ProcessLookupError, PermissionError):
@@ -208,11 +221,3 @@ def ending(code: int | None) -> str:
         return f"its process ended with exit code {code}" if code else ""
     name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
     return f"its process was ended by {name}" + (", for lack of memory perhaps" if name == "SIGKILL" else "")
-
-
-def last_line(output: IO[bytes]) -> str:
-    """What the process printed last, as an addition to a reason."""
-    output.seek(0)
-    lines = [line.strip() for line in output.read().decode(errors="replace").splitlines()]
-    last = next(filter(None, reversed(lines)), "")
-    return f"; it last printed: {last[:LONGEST_QUOTE]}" if last else ""

@@ -1,6 +1,6 @@
 """Implementations that crash, exit, hang, raise or are wrong, and a `twin` of eager, for isolated cells.
 
-A test that puts `measure_cell` in the place of the real one has them registered in the processes of its cells.
+A test that puts `measure_group` in the place of the real one has them registered in the processes of its cells.
 """
 
 import os
@@ -11,9 +11,9 @@ from dataclasses import replace
 from mtabench import registry
 from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings
-from mtabench.sweeps import isolation, sweep
+from mtabench.sweeps import measuring_process, sweep
 
-real_measure_cell = isolation.measure_cell
+real_measure_group = measuring_process.measure_group
 
 
 def crash():
@@ -55,8 +55,8 @@ def implementations():
     return (*registry.IMPLEMENTATIONS, *(replace(eager, name=name, build=build) for name in names))
 
 
-def measure_cell(send, *arguments):
+def measure_group(send, *arguments):
     registry.IMPLEMENTATIONS = implementations()
     sweep.measure_ceilings = lambda device, dtype: Ceilings(10.0, 0.1, 12.0)
     timing.WARM_UP_SECONDS = 0.05
-    real_measure_cell(send, *arguments)
+    real_measure_group(send, *arguments)

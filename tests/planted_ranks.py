@@ -12,8 +12,8 @@ from mtabench.ranks import meeting
 
 def run_with_a_rank_that_dies() -> None:
     """The command line of this process, whose second rank is killed once rank 0 has results to check."""
-    started, start = [], meeting._start
-    meeting._start = lambda *arguments: started.append(start(*arguments)) or started[-1]
+    started, start = [], meeting.Helper.start
+    meeting.Helper.start = lambda helper: started.append(helper) or start(helper)
     check = Oracle.check
 
     def kill_then_check(self, result, sign=1):

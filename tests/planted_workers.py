@@ -1,4 +1,4 @@
-"""Implementations that end Dask's worker, for sweeps on several workers, besides those of `planted_cells`.
+"""Implementations that end a worker, for sweeps on several workers, besides those of `planted_cells`.
 
 `plant` registers them in this process. Measuring processes do so by `planted_site/sitecustomize.py`.
 """
@@ -23,16 +23,17 @@ FLAG = "MTABENCH_TEST_FLAG"  # a file that `kills-once` makes before it kills, a
 
 
 def kill_worker():
+    """Dask's, whose child measures."""
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(1000)
 
 
-def kill_worker_once():
-    """In the first process that comes here; several may come at the same time."""
+def kill_once():
+    """The first process that comes here; several may come at the same time."""
     with suppress(FileExistsError), Path(os.environ[FLAG]).open("x") as flag:
         flag.write(f"{min(os.sched_getaffinity(0))}")
         flag.flush()
-        kill_worker()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def break_device():
@@ -51,7 +52,7 @@ def build(case, inputs):
     if case.impl == "breaks-at-64" and case.seq == 64:
         return break_device
     if case.impl == "kills-once":
-        kill_worker_once()
+        kill_once()
     if case.impl == "kills-scheduler" and case.seq == 32:
         os.kill(int(os.environ[SCHEDULER]), signal.SIGKILL)
         time.sleep(1000)

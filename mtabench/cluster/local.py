@@ -1,93 +1,57 @@
-"""Workers on this machine: a Dask cluster that lives as long as the sweep, one worker a GPU or a share of the cores."""
+"""Workers on this machine, a measuring process each: one a GPU or a share of the cores."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
-from mtabench.cluster.facts import Gpu, fits, gpus_of_machine
-from mtabench.cluster.measurer import CORES
+from mtabench.cluster.facts import Facts, Gpu, facts_here, fits, gpus_of_machine
 from mtabench.cluster_options import ClusterOptions
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.processes import die_with_parent, kill, last_line, start_process
-
-if TYPE_CHECKING:
-    from distributed import Security
-
-RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
+from mtabench.processes import ProcessEndedError
+from mtabench.sweeps.measuring_process import CORES, MeasuringProcess, pin_cores
 
 
-@dataclass(frozen=True, slots=True)
-class Local:
-    """One worker to start: what sets its process apart, and the name of its device, empty if it is not known yet."""
+class LocalWorker(MeasuringProcess):
+    """A worker on this machine; `device_name` is empty if it is not known yet."""
 
-    environment: Mapping[str, str]
-    device: str
+    is_there = True
+
+    def __init__(self, name: str, device: str, environment: Mapping[str, str], device_name: str = "") -> None:
+        super().__init__(environment)
+        self.name, self.device_name = name, device_name
+        self._device = device
+
+    def start(self) -> Facts:
+        """Start the process; what it is. Raises MtabenchError if it cannot start, or has no such device."""
+        said: list[Facts | MtabenchError] = []
+        try:
+            self.call(send_facts, (self._device,), said.append)
+        except ProcessEndedError as error:
+            raise MtabenchError(f"the measuring process does not start: {error}") from None
+        if not isinstance(said[0], Facts):
+            raise said[0]
+        return said[0]
 
 
-def local_workers(asked: ClusterOptions) -> list[Local]:
+def send_facts(send: Callable[[object], None], device: str) -> None:
+    """In the measuring process: send what it is, or why it cannot measure on "cuda" or "cpu"."""
+    pin_cores()
+    try:
+        send(facts_here(device))
+    except MtabenchError as error:
+        send(error)
+
+
+def local_workers(asked: ClusterOptions) -> list[LocalWorker]:
     """The workers that --gpus or --workers ask for; raises UsageError for GPUs or cores that are not there."""
     if asked.workers is not None:
         return _shares(asked.workers)
     # By their UUIDs: CUDA may count GPUs in another order than nvidia-smi.
-    return [Local({"CUDA_VISIBLE_DEVICES": gpu.uuid}, gpu.name) for gpu in _chosen(asked.gpus or "all", asked.on)]
-
-
-@contextmanager
-def local_cluster(workers: Sequence[Local], device: str) -> Iterator[tuple[str, Security]]:
-    """The address of a scheduler of these workers, and the credentials for it; it ends with the context.
-
-    Each worker has its device as a resource that it has once. All talk by TLS, with a certificate that is made for
-    them and never leaves their memory: others on this machine can reach the ports, and do nothing with them.
-
-    The scheduler, and what starts workers anew, run in a process of their own: beside this one's work they answer
-    in time, and Ctrl-C at the terminal does not reach them. Raises MtabenchError if they cannot be started.
-    """
-    ours, theirs = Pipe()
-    with ours, tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        with theirs:
-            process = start_process(f"{__name__}:serve", theirs.fileno(), output)
-        try:
-            ours.send((workers, device, folder))
-            try:
-                yield ours.recv()
-            except EOFError:
-                raise MtabenchError(f"the workers cannot be started{last_line(output)}") from None
-        finally:
-            kill(process)
-
-
-def serve(descriptor: int) -> None:
-    """In that process: start scheduler and workers, and wait to be killed."""
-    from distributed import Nanny, Scheduler, Security, SpecCluster
-
-    die_with_parent()
-    with Connection(descriptor) as pipe:
-        workers, device, folder = pipe.recv()
-        security = Security.temporary()
-        common = {"host": "127.0.0.1", "protocol": "tls", "security": security, "dashboard": False}
-        options = common | {
-            "nthreads": 1,
-            "memory_limit": 0,  # Dask would pause or end a worker above it
-            "resources": {RESOURCES[device]: 1},
-            "local_directory": folder,
-        }
-        cluster = SpecCluster(
-            scheduler={"cls": Scheduler, "options": common | {"dashboard_address": "127.0.0.1:0"}},
-            workers={
-                number: {"cls": Nanny, "options": options | {"env": dict(worker.environment)}}
-                for number, worker in enumerate(workers)
-            },
-            security=security,
-        )
-        pipe.send((cluster.scheduler_address, security))
-        with suppress(EOFError):
-            pipe.recv()
+    return [
+        LocalWorker(f"GPU {gpu.index}", "cuda", {"CUDA_VISIBLE_DEVICES": gpu.uuid}, gpu.name)
+        for gpu in _chosen(asked.gpus or "all", asked.on)
+    ]
 
 
 def _chosen(text: str, on: str | None) -> list[Gpu]:
@@ -117,7 +81,7 @@ def _chosen(text: str, on: str | None) -> list[Gpu]:
     return chosen
 
 
-def _shares(workers: int) -> list[Local]:
+def _shares(workers: int) -> list[LocalWorker]:
     """Equal shares of the cores; what is left over is left alone, so that all workers measure on the same."""
     cores = sorted(os.sched_getaffinity(0))
     if workers > len(cores):
@@ -125,5 +89,5 @@ def _shares(workers: int) -> list[Local]:
             f"--workers {workers} is more than the {len(cores)} cores of this machine; give at most that many"
         )
     share = len(cores) // workers
-    shares = [cores[number * share : (number + 1) * share] for number in range(workers)]
-    return [Local({CORES: ",".join(map(str, mine)), "OMP_NUM_THREADS": str(share)}, "") for mine in shares]
+    named = [",".join(map(str, cores[number * share : (number + 1) * share])) for number in range(workers)]
+    return [LocalWorker(f"CPU {mine}", "cpu", {CORES: mine, "OMP_NUM_THREADS": str(share)}) for mine in named]

@@ -9,34 +9,40 @@ from __future__ import annotations
 from distributed import get_worker
 
 from mtabench.cluster.facts import Facts
-from mtabench.cluster.measurer import MeasuringProcess, Outcome
+from mtabench.cluster.local import LocalWorker
+from mtabench.sweeps.measuring_process import Outcome
 
-_measurer: MeasuringProcess | None = None
+_measurer: LocalWorker | None = None  # its name is the sweep
 
 
 def start(run_id: str, device: str) -> Facts:
     """Start the measuring process of a sweep in the place of an earlier one; what it is. Raises MtabenchError."""
-    global _measurer
-    if _measurer is not None:
-        _measurer.stop()
-    _measurer = MeasuringProcess(run_id, device)
-    return _measurer.start()
+    return _of(run_id, device).start()
 
 
-def measure(request: bytes, run_id: str, topic: str) -> Outcome:
-    """Measure a group; what the process works on becomes events of Dask's under `topic`."""
+def measure(run_id: str, device: str, request: bytes) -> Outcome:
+    """Measure a group; what the process works on becomes events of Dask's."""
     worker = get_worker()
-    if _measurer is None or _measurer.run_id != run_id:
-        return Outcome(lost="another sweep took its worker")
-    # Dask's messages hold plain texts, no kinds of them.
-    return _measurer.measure(
-        request, lambda text: worker.log_event(topic, {"worker": worker.address, "text": str(text)})
-    )
+
+    def doing(text: str) -> None:  # Dask's messages hold plain texts, no kinds of them
+        worker.log_event(run_id, {"worker": worker.address, "text": str(text)})
+
+    return _of(run_id, device).measure(request, doing)
 
 
 def stop(run_id: str) -> None:
     """End the measuring process of a sweep, even in the middle of a group."""
     global _measurer
-    if _measurer is not None and _measurer.run_id == run_id:
+    if _measurer is not None and _measurer.name == run_id:
         _measurer.stop()
         _measurer = None
+
+
+def _of(run_id: str, device: str) -> LocalWorker:
+    """What measures for this sweep here; another sweep's process ends, since both would share the device."""
+    global _measurer
+    if _measurer is None or _measurer.name != run_id:
+        if _measurer is not None:
+            _measurer.stop()
+        _measurer = LocalWorker(run_id, device, {})
+    return _measurer

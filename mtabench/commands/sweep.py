@@ -21,14 +21,14 @@ from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
 from mtabench.options import Options, SweepOutput
 from mtabench.ranks.lines import rank_lines
-from mtabench.ranks.place import follow_torchrun, plan_over_ranks
+from mtabench.ranks.place import plan_over_ranks
 from mtabench.results.outputs import named
 from mtabench.results.results_file import charts_folder, key_of, key_of_row
 from mtabench.results.runs import without_samples
 from mtabench.results.writer import Writer, check_destination, to_resume
 from mtabench.sweeps.cells_plan import any_plan
-from mtabench.sweeps.measurer import Measurer
 from mtabench.sweeps.plan import Plan
+from mtabench.sweeps.this_process import ThisProcess
 from mtabench.tables import print_prose
 
 
@@ -40,12 +40,7 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int
     spent, dry_run = Stopwatch(), output.dry_run
     if output.resume and output.out is None:
         raise UsageError("--resume needs --out FILE, the results file to complete")
-    if ranks is None:
-        plan = any_plan(options, asked.device(options))
-    else:
-        plan = plan_over_ranks(options, ranks, asked)
-        if follow_torchrun(ranks, plan.device):
-            return 0
+    plan = any_plan(options, asked.device(options)) if ranks is None else plan_over_ranks(options, ranks, asked)
     path = output.out or RESULTS_FOLDER / f"{options.pass_}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv"
     found = check_destination(path, output.resume)
     bare = {key_of_row(row) for row in without_samples(path, found)}  # they cannot be compared
@@ -64,7 +59,7 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int
             roof_lines,
             settled_lines,
         )
-        from mtabench.sweeps.watching import Pace
+        from mtabench.sweeps.watching import make_watcher
 
         check_ceilings(path.with_name(FILE_NAME))
         stdout = PipeTolerantWriter(sys.stdout)
@@ -92,8 +87,10 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int
             return 0
         with Writer(path, resume=output.resume, command=shlex.join(["mtabench", *sys.argv[1:]]), again=bare) as writer:
             before = [writer.done[key] for key in map(key_of, plan.cases) if key in writer.done]
-            guesses = [([key_of(case) for case in group], team.seconds(group, settings)) for group in shapes(runnable)]
-            with warnings_at_end(), team.watcher(console, len(plan.cases), before, Pace(guesses)) as shown:
+            guesses = {
+                key_of(case): team.seconds(group, settings) / len(group) for group in shapes(runnable) for case in group
+            }
+            with warnings_at_end(), make_watcher(console, len(plan.cases), before, guesses) as shown:
                 spent.since_start(START)
                 team.run(plan, writer, settings, shown, spent)
     print_results(console, shown.rows)
@@ -118,15 +115,15 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int
     return WRONG_RESULT * any_wrong
 
 
-def _measuring(asked: ClusterOptions, ranks: int | None, plan: Plan, dry_run: bool) -> AbstractContextManager[Measurer]:
+def _measuring(
+    asked: ClusterOptions, ranks: int | None, plan: Plan, dry_run: bool
+) -> AbstractContextManager[ThisProcess]:
     """What measures the plan: this process, with the ranks or by the workers that were asked for."""
     if ranks is not None:
         from mtabench.ranks.team import RankTeam
 
         return nullcontext(RankTeam(plan, ranks))
     if not asked.anything:
-        from mtabench.sweeps.this_process import ThisProcess
-
         return nullcontext(ThisProcess(plan.options.isolate))
     from mtabench.cluster.team import gathered
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import torch
 
-from mtabench.processes import leave
 from mtabench.ranks.meeting import Meeting
 from mtabench.ranks.part import NotLoadedError, Part, link_gbytes_s, load_part
 from mtabench.sweeps.sweep import free_memory
@@ -50,7 +49,6 @@ def follow(meeting: Meeting) -> None:
             raise ValueError(f"rank 0 orders {what!r}, which cannot be done now")
 
 
-if __name__ == "__main__":
-    rank, ranks, device, address = sys.argv[1:]
-    follow(Meeting(int(rank), int(ranks), device, address))
-    leave(0)
+def follow_as(send: Callable[[object], None], rank: int, ranks: int, device: str, address: str) -> None:
+    """In a process of its own: join as this rank, and follow."""
+    follow(Meeting(rank, ranks, device, address))

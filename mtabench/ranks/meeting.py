@@ -1,4 +1,4 @@
-"""The ranks of a sweep: this process is rank 0 and starts the others, unless torchrun has started them all.
+"""The ranks of a sweep: this process is rank 0 and starts the others.
 
 They wait for orders over gloo, on the host; tensors on GPUs go over NCCL.
 """
@@ -7,40 +7,47 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.processes import EXIT_S, ending, kill, last_line, start_module
+from mtabench.processes import EXIT_S, Process, ProcessEndedError
 
 WAIT = timedelta(hours=2)  # for an order: rank 0 may check a long sequence in float64 meanwhile
-LOOK_AGAIN_S = 0.5
-TORCHRUN = "env://"  # where its processes meet
 
 
-class Helper(NamedTuple):
-    """A rank that this process started, and what it prints."""
+class Helper(threading.Thread):
+    """A rank in a process of its own, which this thread waits for; `reason` says how it ended, once it has."""
 
-    rank: int
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
+    def __init__(self, rank: int, follow: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        super().__init__(daemon=True)
+        self.process, self.reason = Process(), ""
+        self.ended: Callable[[str], None] = str  # is told
+        self._rank, self._follow, self._arguments = rank, follow, (rank, *arguments)
 
-    def reason(self, wait_s: float = 0.0) -> str | None:
-        """How it ended, or None if it lives on for so long."""
+    def run(self) -> None:
+        """Until the process ends, or has followed to the end."""
+        reason = "its process ended"
         try:
-            code = self.process.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            return None
-        return f"rank {self.rank}: {ending(code) or 'its process ended'}{last_line(self.output)}"
+            self.process.call(self._follow, self._arguments, print)
+        except ProcessEndedError as error:
+            reason = str(error)
+        self.reason = f"rank {self._rank}: {reason}"
+        self.ended(self.reason)
+
+    def end(self) -> None:
+        """Wait for a rank that is sent home; end one that is not."""
+        self.join(EXIT_S if sys.exc_info()[0] is None else 0)
+        self.process.stop()
 
 
 class Meeting:
@@ -51,19 +58,18 @@ class Meeting:
         self.rank, self.size, self.device = rank, ranks, device
         gpu = None
         if device == "cuda":
-            gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]) if address == TORCHRUN else rank)
+            gpu = torch.device("cuda", rank)
             torch.cuda.set_device(gpu)
         else:  # all of them share the cores, and what one rank is compared with has as many
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
-        if address != TORCHRUN:
-            stay_on_this_machine()
+        stay_on_this_machine()
         dist.init_process_group(
             "nccl" if gpu else "gloo", init_method=address, rank=rank, world_size=ranks, timeout=WAIT, device_id=gpu
         )
         group = dist.group.WORLD
         assert group is not None
         self.data: dist.ProcessGroup = group
-        self.helpers: list[Helper] = []
+        self.helpers: Sequence[Helper] = ()
         self.kept = ""
         self._in_step = True
         self._orders = dist.new_group(backend="gloo", timeout=WAIT)
@@ -84,9 +90,12 @@ class Meeting:
         dist.all_gather_object(found, mine, group=self._orders)
         return found
 
-    def lost(self, wait_s: float = 0.0) -> str | None:
-        """How a rank died that this process started, or None if all live on for so long."""
-        return next(filter(None, (helper.reason(wait_s) for helper in self.helpers)), None)
+    def lost(self, wait_s: float = 0.0) -> str:
+        """How a rank died, or an empty text if all live on for so long."""
+        until = time.monotonic() + wait_s
+        for helper in self.helpers:
+            helper.join(max(0.0, until - time.monotonic()))
+        return next(filter(None, (helper.reason for helper in self.helpers)), "")
 
     @contextmanager
     def shared_call(self) -> Iterator[None]:
@@ -116,10 +125,10 @@ class Meeting:
             dist.barrier(group=self.data)
 
 
-def check_devices(ranks: int, device: str, under_torchrun: bool) -> None:
+def check_devices(ranks: int, device: str) -> None:
     """Raise UsageError if there are fewer GPUs here than ranks."""
     there = torch.cuda.device_count()
-    if device == "cuda" and not under_torchrun and there < ranks:
+    if device == "cuda" and there < ranks:
         instead = "leave --ranks out" if there < 2 else f"give --ranks {there}"
         raise UsageError(
             f"--ranks {ranks} needs {ranks} GPUs, and {there} can be seen here; {instead}, or give --device cpu"
@@ -128,25 +137,38 @@ def check_devices(ranks: int, device: str, under_torchrun: bool) -> None:
 
 @contextmanager
 def meet(
-    ranks: int, device: str, under_torchrun: bool, kept: str, write_lost: Callable[[str], None]
+    ranks: int, device: str, follow: Callable[..., None], kept: str, write_lost: Callable[[str], None]
 ) -> Iterator[Meeting]:
-    """The meeting of all ranks, for rank 0; the others are sent home at the end.
+    """The meeting of all ranks, for rank 0; the others `follow`, and are sent home at the end.
 
     Should one of them die, this process says so and ends: its GPU may wait for that rank for ever. Before it does, a
     thread calls `write_lost` with how the rank died; `kept` says what is kept then. Raises MtabenchError for a rank
     that died if this process is told.
     """
-    threads, over = torch.get_num_threads(), threading.Event()
-    helpers: list[Helper] = []
+    over, ending = threading.Event(), threading.Lock()
+
+    def lose(reason: str) -> None:
+        with ending:
+            if over.is_set():
+                return
+            try:
+                write_lost(reason)
+            finally:
+                print(f"mtabench: {reason}; {kept}", file=sys.stderr, flush=True)
+                for helper in helpers:
+                    helper.process.stop()
+                os._exit(1)
+
     with ExitStack() as cleanup:
-        address = TORCHRUN
-        if not under_torchrun:
-            folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="mtabench-ranks-"))
-            address = f"file://{folder}/ranks"  # a store at a port would listen at all addresses
-            helpers = [_start(rank, ranks, device, address, cleanup) for rank in range(1, ranks)]
-            cleanup.callback(over.set)
-            threading.Thread(target=_watch, args=(helpers, over, kept, write_lost), daemon=True).start()
-        cleanup.callback(torch.set_num_threads, threads)
+        folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="mtabench-ranks-"))
+        address = f"file://{folder}/ranks"  # a store at a port would listen at all addresses
+        helpers = [Helper(rank, follow, (ranks, device, address)) for rank in range(1, ranks)]
+        for helper in helpers:
+            helper.ended = lose
+            helper.start()
+            cleanup.callback(helper.end)
+        cleanup.callback(over.set)
+        cleanup.callback(torch.set_num_threads, torch.get_num_threads())
         meeting = Meeting(0, ranks, device, address)
         meeting.helpers, meeting.kept = helpers, kept
         yield meeting
@@ -160,33 +182,3 @@ def stay_on_this_machine() -> None:
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback
-
-
-def _start(rank: int, ranks: int, device: str, address: str, cleanup: ExitStack) -> Helper:
-    """Start a rank, which dies with this process and is gone after `cleanup`."""
-    output: IO[bytes] = cleanup.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-    # In a session of its own: Ctrl-C is for rank 0, which ends them.
-    process = start_module("mtabench.ranks.follower", [str(rank), str(ranks), device, address], output)
-    cleanup.callback(_end, process)
-    return Helper(rank, process, output)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(EXIT_S if sys.exc_info()[0] is None else 0)
-    except subprocess.TimeoutExpired:
-        kill(process)
-
-
-def _watch(helpers: Sequence[Helper], over: threading.Event, kept: str, write_lost: Callable[[str], None]) -> None:
-    while not over.wait(LOOK_AGAIN_S):
-        for reason in filter(None, (helper.reason() for helper in helpers)):
-            if over.is_set():
-                return
-            try:
-                write_lost(reason)
-            finally:
-                print(f"mtabench: {reason}; {kept}", file=sys.stderr, flush=True)
-                for helper in helpers:
-                    helper.process.kill()
-                os._exit(1)

@@ -1,8 +1,7 @@
-"""--ranks, checked before anything is started, and this process's rank under torchrun. Needs torch for that alone."""
+"""--ranks, checked before anything is started."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -12,31 +11,6 @@ from mtabench.errors import UsageError
 from mtabench.problem.case import Case
 from mtabench.sweeps.cells_plan import any_plan
 from mtabench.sweeps.plan import Options, Plan
-
-
-def torchrun_rank(ranks: int) -> int | None:
-    """This process's rank, None if torchrun did not start it; raises UsageError if it started another number."""
-    if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
-        return None
-    started = int(os.environ["WORLD_SIZE"])
-    if started != ranks:
-        raise UsageError(
-            f"torchrun started {started} processes, and --ranks is {ranks}; give --ranks {started}, or leave torchrun "
-            "out: mtabench starts its ranks itself"
-        )
-    return int(os.environ["RANK"])
-
-
-def follow_torchrun(ranks: int, device: str) -> bool:
-    """Whether torchrun started this process as another rank than the first: then it has done its part by now."""
-    rank = torchrun_rank(ranks)
-    if not rank:
-        return False
-    from mtabench.ranks.follower import follow
-    from mtabench.ranks.meeting import TORCHRUN, Meeting
-
-    follow(Meeting(rank, ranks, device, TORCHRUN))
-    return True
 
 
 def plan_over_ranks(options: Options, ranks: int, asked: ClusterOptions) -> Plan:

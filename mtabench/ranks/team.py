@@ -19,14 +19,13 @@ from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import DTYPES
 from mtabench.processes import EXIT_S
+from mtabench.ranks.follower import follow_as
 from mtabench.ranks.meeting import Meeting, check_devices, meet
 from mtabench.ranks.part import NotLoadedError, Part, link_gbytes_s, load_part
-from mtabench.ranks.place import torchrun_rank
 from mtabench.registry import implementation_of
 from mtabench.results.results_file import key_of
 from mtabench.results.rows import Row, cell_row, sample_lines, timed_row
 from mtabench.results.writer import Writer
-from mtabench.sweeps.measurer import Timing
 from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.sweep import Sweep, Watcher, interruptible, new_sweep, words
 from mtabench.sweeps.this_process import ThisProcess
@@ -38,10 +37,15 @@ class RankTeam(ThisProcess):
     """This process, which is rank 0, and the others."""
 
     def __init__(self, plan: Plan, ranks: int) -> None:
-        super().__init__(isolate=False)
-        self._ranks, self._under_torchrun = ranks, torchrun_rank(ranks) is not None
-        check_devices(ranks, plan.device, self._under_torchrun)
-        self.device_name = f"{ranks} x {environment.describe(plan.device)['device']}"
+        super().__init__()
+        self._ranks = ranks
+        check_devices(ranks, plan.device)
+        self._device_name = f"{ranks} x {environment.describe(plan.device)['device']}"
+
+    @property
+    def device_name(self) -> str:
+        """The device of all ranks."""
+        return self._device_name
 
     def meet(self) -> list[str]:
         """Who measures, in a line for a person."""
@@ -61,7 +65,7 @@ class RankTeam(ThisProcess):
                 return
             watcher.doing(f"starting {self._ranks} ranks")
             under_way = UnderWay(sweep)
-            with meet(self._ranks, plan.device, self._under_torchrun, kept, under_way.lose) as meeting:
+            with meet(self._ranks, plan.device, follow_as, kept, under_way.lose) as meeting:
                 meeting.give(("link",))
                 link = link_gbytes_s(meeting)
                 for case in pending:
@@ -119,7 +123,7 @@ def _measured(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> tuple[
     together = f"{meeting.size} ranks"
     alone_timed = replace(timing.timed(case, build, inputs), watch=judge.watch())
     cells = {together: _timed(meeting, case, part, judge), ONE_RANK: alone_timed}
-    sweep.watcher.doing(Timing(f"{words(case)}: timing {case.impl} over {together} and on one"))
+    sweep.watcher.doing(f"{words(case)}: timing {case.impl} over {together} and on one")
     with sweep.spent.on(MEASURING):
         measured = timing.measure(cells, case.device, sweep.settings)
     outcome, alone = measured[together], measured[ONE_RANK]

@@ -35,7 +35,6 @@ from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import Key, key_of
 from mtabench.results.rows import WITH_TIME, Row, add_speedups, cell_row, sample_lines, timed_row
 from mtabench.results.writer import Writer, to_resume
-from mtabench.sweeps.measurer import Timing
 from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.readiness import memory_reason, unsupported_reason
 from mtabench.sweeps.settings import measuring_words
@@ -129,9 +128,11 @@ class Messenger:
     send: Callable[[object], None]
     pack: Callable[[list[Row], list[Sequence[object]]], object]
     done: dict[Key, dict[str, str]] = field(default_factory=dict)
+    rows: int = 0  # that were sent
 
     def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
         """Send rows and samples."""
+        self.rows += len(rows)
         self.send(self.pack(list(rows), list(samples)))
 
     def doing(self, text: str) -> None:
@@ -259,10 +260,10 @@ class Sweep:
         """
         known = self.ceilings.get(case.dtype)
         if case.dtype not in self.ceilings:
-            self.watcher.doing(Timing(f"measuring what the device can do in {case.dtype}"))
+            self.watcher.doing(f"measuring what the device can do in {case.dtype}")
             self.ceilings[case.dtype] = _or_unknown(partial(measure_ceilings, case.device, case.dtype))
         elif known is not None and known.read_gbytes_s is None and only_reads(case):
-            self.watcher.doing(Timing("measuring how fast the device reads, which the kept ceilings do not say"))
+            self.watcher.doing("measuring how fast the device reads, which the kept ceilings do not say")
             self.ceilings[case.dtype] = _or_unknown(partial(with_reading, known, case.device))
         else:
             return
@@ -319,7 +320,7 @@ class Sweep:
     def _time(self, verified: Mapping[Case, Verified], pending: Set[Case]) -> None:
         """Time cells in turns and write the rows of those that are pending."""
         case = next(iter(verified))
-        self.watcher.doing(Timing(f"{words(case)}: timing {', '.join(dict.fromkeys(case.impl for case in verified))}"))
+        self.watcher.doing(f"{words(case)}: timing {', '.join(dict.fromkeys(case.impl for case in verified))}")
         with self.spent.on(MEASURING), phase(case.device, f"{words(case)}: time"):
             measured = timing.measure({case: cell.timed for case, cell in verified.items()}, case.device, self.settings)
         rows: dict[Case, Row] = {}

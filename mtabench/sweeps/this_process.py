@@ -1,9 +1,8 @@
-"""The process of the command itself as what measures a sweep."""
+"""What measures a sweep: the process of the command itself; ranks and workers stand in its place."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from mtabench.measuring.stopwatch import Stopwatch
@@ -13,16 +12,18 @@ from mtabench.sweeps.plan import Plan
 
 if TYPE_CHECKING:
     from mtabench.measuring.timing import Settings
-    from mtabench.sweeps.sweep import Watcher
 
 
 class ThisProcess:
     """Measures in this process, or with --isolate in one a cell."""
 
-    device_name: str | None = None  # asked for where it is needed
-
-    def __init__(self, isolate: bool) -> None:
+    def __init__(self, isolate: bool = False) -> None:
         self._isolate = isolate
+
+    @property
+    def device_name(self) -> str | None:
+        """The device of all cells, empty if it is not known yet; None if this process is to look when it needs it."""
+        return None
 
     def meet(self) -> list[str]:
         """Who measures, in lines for a person: nothing to tell."""
@@ -40,13 +41,7 @@ class ThisProcess:
 
         return estimate_seconds(cases, settings, self._isolate)
 
-    def watcher(self, *arguments: Any) -> AbstractContextManager[Any]:
-        """What shows the sweep to a person, made of a console, the number of cells, rows of before and the pace."""
-        from mtabench.sweeps.watching import watcher
-
-        return watcher(*arguments)
-
-    def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: Watcher, spent: Stopwatch) -> None:
+    def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: Any, spent: Stopwatch) -> None:
         """Measure the cells that the writer's file does not have yet; raises as sweep.run does."""
         from mtabench.sweeps.isolation import run_isolated
         from mtabench.sweeps.sweep import run

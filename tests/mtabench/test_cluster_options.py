@@ -9,7 +9,7 @@ import pytest
 from command_line import contents, make_runner, refused
 
 from mtabench import cluster_options
-from mtabench.cluster import facts, team
+from mtabench.cluster import dask_cluster, facts
 from mtabench.cluster.team import sharing
 
 CPU = ("--device", "cpu", "--seq", "16", "--impl", "eager")
@@ -81,7 +81,7 @@ def test_tls_files_that_are_not_there_or_no_certificates(mtabench, tmp_path):
 
 
 def test_a_scheduler_that_is_not_there(mtabench, tmp_path, monkeypatch):
-    monkeypatch.setattr(team, "CONNECT_S", 3.0)
+    monkeypatch.setattr(dask_cluster, "CONNECT_S", 3.0)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -93,7 +93,7 @@ def test_a_scheduler_that_is_not_there(mtabench, tmp_path, monkeypatch):
 
 
 def test_a_port_that_accepts_and_never_speaks(mtabench, tmp_path, monkeypatch):
-    monkeypatch.setattr(team, "CONNECT_S", 0.5)
+    monkeypatch.setattr(dask_cluster, "CONNECT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"tcp://127.0.0.1:{mute.getsockname()[1]}"
         result = mtabench("fwd", *CPU, "--scheduler", address, "--out", "a.csv")
@@ -105,14 +105,13 @@ def test_a_port_that_accepts_and_never_speaks(mtabench, tmp_path, monkeypatch):
 def test_a_connection_that_is_given_up_has_no_name_of_an_exception(behind):
     error = OSError("Timed out trying to connect")
     error.__cause__ = behind
-    assert team._cause(error) == "no answer within 10 s"
+    assert dask_cluster._cause(error) == "no answer within 10 s"
 
 
-@pytest.mark.parametrize("package", ["distributed", "cryptography"])
-def test_without_its_packages_it_says_what_to_install(mtabench, monkeypatch, package):
-    monkeypatch.setattr(cluster_options, "find_spec", lambda name: None if name == package else object())
-    words = ("fwd", *CPU, "--workers", "2")
-    refused(mtabench(*words), f"needs the package {package}", "pip install 'mtabench[cluster]'")
+def test_without_dask_it_says_what_to_install(mtabench, monkeypatch):
+    monkeypatch.setattr(cluster_options, "find_spec", lambda name: None)
+    words = ("fwd", *CPU, "--scheduler", "tls://node01:8786")
+    refused(mtabench(*words), "needs the package distributed", "pip install 'mtabench[cluster]'")
 
 
 def test_without_nvidia_smi_there_are_no_gpus(mtabench, monkeypatch):

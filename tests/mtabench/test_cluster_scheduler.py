@@ -16,7 +16,7 @@ pytest.importorskip("distributed")
 from distributed import LocalCluster, Security
 
 from mtabench import environment, registry
-from mtabench.cluster import facts, team
+from mtabench.cluster import dask_cluster, facts, groups, team
 from mtabench.cluster import worker as tasks
 from mtabench.results.results_file import read_results
 
@@ -98,7 +98,7 @@ def test_a_cluster_by_tls_measures_and_a_stranger_gets_nothing(mtabench, tmp_pat
     assert table["status"].tolist() == ["ok", "ok"]
     assert table["worker"].str.startswith(f"{os.uname().nodename} CPU ").all()
 
-    monkeypatch.setattr(team, "CONNECT_S", 1.0)
+    monkeypatch.setattr(dask_cluster, "CONNECT_S", 1.0)
     for name, path in zip(("ca-file", "client.cert", "client.key"), certificate(tmp_path / "stranger"), strict=True):
         monkeypatch.setenv(f"DASK_DISTRIBUTED__COMM__TLS__{name.upper().replace('.', '__').replace('-', '_')}", path)
     import dask
@@ -128,6 +128,21 @@ def test_a_scheduler_that_is_gone_stops_the_sweep_and_what_was_measured_is_kept(
     table = read_results(tmp_path / "out.csv")
     expected = [["eager", 64, "ok"], ["kills-scheduler", 64, "ok"]]
     assert table[["impl", "seq", "status"]].values.tolist() == expected
+
+
+@pytest.mark.long
+def test_a_worker_that_is_killed_comes_again_and_its_group_is_given_up(mtabench, tmp_path, monkeypatch, encrypted):
+    monkeypatch.setattr(groups, "MOST_DEATHS", 2)
+    impl = ("--seq", "16,32", "--impl", "eager,kills-at-16")
+    code, out, err = mtabench("fwd", *CPU, *impl, *with_tls(*encrypted), "--out", "out.csv")
+    assert (code, err) == (0, "")
+    table = read_results(tmp_path / "out.csv").set_index(["impl", "seq"])
+    assert table["status"].groupby("seq").unique().map(list).to_dict() == {16: ["error"], 32: ["ok"]}
+    (reason,) = set(table.xs(16, level="seq")["reason"])
+    assert reason.startswith("its worker died 2 times while measuring cells of this shape, on ")
+    assert reason.endswith(": its worker was lost")
+    assert out.count("lost a group (its worker was lost)") == 1
+    assert out.count("for the last time") == 1
 
 
 def test_a_cluster_on_this_machine_may_be_plain(mtabench, tmp_path, plain):
@@ -182,7 +197,7 @@ def test_workers_are_of_one_kind_and_each_has_a_gpu(monkeypatch, on, there, said
     monkeypatch.setattr(facts, "facts_here", lambda device: there[0])
     asked = team.ClusterOptions(scheduler="tls://a:1", on=on)
     gathered = team.Team(asked, "cuda", [], object())
-    monkeypatch.setattr(team.Team, "_first", lambda self: {str(i): one for i, one in enumerate(there)})
+    monkeypatch.setattr(team.Team, "_first", lambda self: dict(enumerate(there)))
     if said:
         with pytest.raises(team.UsageError, match=said.replace("(", r"\(")):
             gathered.meet()

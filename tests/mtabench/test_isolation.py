@@ -10,7 +10,7 @@ from mtabench import registry
 from mtabench.measuring.timing import Settings
 from mtabench.results.results_file import read_results, samples_path
 from mtabench.results.writer import Writer
-from mtabench.sweeps import isolation
+from mtabench.sweeps import isolation, measuring_process
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.sweep import SweepInterruptedError
 
@@ -37,7 +37,7 @@ class Watcher:
 @pytest.fixture(autouse=True)
 def planted(monkeypatch):
     monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted_cells.implementations())
-    monkeypatch.setattr(isolation, "measure_cell", planted_cells.measure_cell)
+    monkeypatch.setattr(measuring_process, "measure_group", planted_cells.measure_group)
 
 
 def run(path, impl, resume=False, watcher=None, **options):

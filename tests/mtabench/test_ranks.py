@@ -24,8 +24,6 @@ CPU = ("--device", "cpu", "--heads", "2", "--head-dim", "16", "--conv", "3x4", "
 
 @pytest.fixture
 def mtabench(monkeypatch, capsys, tmp_path):
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
     return make_runner(monkeypatch, capsys, tmp_path)
 
 
@@ -107,12 +105,6 @@ def test_what_cannot_be_shared_is_told_before_anything_starts(mtabench, tmp_path
     assert contents(tmp_path) == {}
 
 
-def test_torchrun_with_another_number_of_processes_is_told(mtabench, monkeypatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    refused(mtabench("fwd", *CPU, "--ranks", "2", "--seq", "128"), "torchrun started 4 processes")
-
-
 def test_a_comparison_measures_no_ranks(mtabench) -> None:
     refused(mtabench("noise", "fwd", *CPU, "--ranks", "2"), "--ranks is for one sweep")
 
@@ -161,22 +153,10 @@ def test_a_rank_that_dies_is_named_and_ends_the_sweep(tmp_path) -> None:
     assert row["reason"].startswith("rank 1: its process was ended by SIGKILL")
 
 
-@pytest.mark.long
-def test_torchrun_may_start_the_ranks(tmp_path) -> None:
-    words = ("fwd", *CPU, "--ranks", "2", "--seq", "128", "--no-plot", "--out", "ranks.csv")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = ("torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "mtabench")
-    done = subprocess.run(
-        [sys.executable, "-m", *run, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("% efficiency") == 1
-    assert read_results(tmp_path / "ranks.csv")["ranks"].tolist() == [2]
-
-
 LISTENING = """
 import os, sys
 from pathlib import Path
+from mtabench.ranks.follower import follow_as
 from mtabench.ranks.meeting import meet
 
 def inodes(pid):
@@ -186,7 +166,7 @@ def inodes(pid):
         except OSError:
             pass
 
-with meet(2, "cpu", False, "kept", print) as meeting:
+with meet(2, "cpu", follow_as, "kept", print) as meeting:
     own = {*inodes(os.getpid()), *inodes(meeting.helpers[0].process.pid)}
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:

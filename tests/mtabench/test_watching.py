@@ -5,8 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -22,39 +20,11 @@ from mtabench.results.results_file import key_of
 from mtabench.results.rows import cell_row, timed_row
 from mtabench.sweeps import advice, watching
 from mtabench.sweeps.advice import next_command
-from mtabench.sweeps.measurer import Timing
 from mtabench.sweeps.table import check_any, print_results, reason_lines
-from mtabench.sweeps.watching import LiveWatcher, Pace, PlainWatcher
+from mtabench.sweeps.watching import LiveWatcher, Watcher, make_watcher
 
 FACTS = RunFacts("a", "2026-01-02T03:04:05Z", ENVIRONMENT)
 KEYS = [key_of(case(seq)) for seq in (64, 128, 256)]
-
-
-def test_the_pace_is_the_guess_until_something_ended_and_then_that_of_what_did():
-    pace = Pace([(KEYS[:2], 40.0), (KEYS[2:], 60.0)])
-    assert pace.at(0.0) == (0.0, pytest.approx(100.0))
-    assert pace.at(10.0) == (pytest.approx(0.1), pytest.approx(90.0))
-    assert pace.at(20.0) == (pytest.approx(0.2), pytest.approx(80.0))
-    for key in KEYS[:2]:
-        pace.ended(key, 80.0)
-    pace.ended(key_of(case(512)), 500.0)  # it could not run
-    share, left = pace.at(80.0)
-    assert share == pytest.approx(0.4)
-    assert left == pytest.approx(60.0 * (80 + 10) / (40 + 10))
-    assert pace.at(100.0)[1] == pytest.approx(left - 20)
-    pace.ended(KEYS[2], 200.0)
-    assert pace.at(200.0) == (1.0, 0.0)
-
-
-def test_what_takes_longer_than_guessed_still_moves_and_delays_the_rest():
-    pace = Pace([(KEYS[:2], 40.0), (KEYS[2:], 60.0)])
-    shares, left = zip(*map(pace.at, (20.0, 40.0, 80.0, 160.0, 1000.0, 2000.0)), strict=True)
-    assert shares[:3] == pytest.approx((0.2, 0.3, 0.35))
-    assert list(shares) == sorted(set(shares))
-    assert shares[-1] < 0.4  # the first shape alone is under way
-    assert left[1] == pytest.approx(70.0)  # as long as the guess may hold
-    assert left[2] == pytest.approx(65.0 * (80 + 10) / (40 + 10))
-    assert left[-1] > 1000
 
 
 def test_names_and_reasons_are_shown_as_they_are(monkeypatch, capsys):
@@ -62,7 +32,7 @@ def test_names_and_reasons_are_shown_as_they_are(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "120")
     console = make_console()
     row = cell_row(case(64), FACTS, "error", "no :star: [bold]here\x1b[31m") | {"impl": "mine:ok:new"}
-    shown = PlainWatcher(console, 1, [])
+    shown = Watcher(console, 1, [])
     shown.ended(row)
     print_results(console, [row])
     line, *table = capsys.readouterr().out.splitlines()
@@ -75,36 +45,14 @@ def test_the_time_since_the_start_is_to_the_second(seconds, text):
     assert watching._clock(seconds) == text
 
 
-def test_the_pace_of_nothing_to_do_is_done():
-    assert Pace(()).at(5.0) == (1.0, 0.0)
-
-
 @pytest.fixture
 def live(monkeypatch):
     """A watcher on a terminal of 80 columns, of three cells, and what it has drawn."""
-    monkeypatch.setattr(watching, "REDRAW_S", 0.01)
+    monkeypatch.setattr(watching, "REDRAW_S", 0.0)
     paper = io.StringIO()
     console = Console(file=paper, width=80, height=20, force_terminal=True, color_system=None)
-    with LiveWatcher(console, 3, [], Pace([(KEYS[:1], 30.0), (KEYS[1:], 60.0)])) as shown:
+    with LiveWatcher(console, 3, [], dict.fromkeys(KEYS, 30.0)) as shown:
         yield shown, paper
-
-
-def grows(paper):
-    before = len(paper.getvalue())
-    time.sleep(0.2)
-    return len(paper.getvalue()) > before
-
-
-def test_the_bar_moves_while_a_cell_is_verified_and_not_while_it_is_timed(live):
-    shown, paper = live
-    shown.doing("seq 64, eager: verifying")
-    assert grows(paper)
-    shown.doing(Timing("seq 64: timing eager"))
-    assert not grows(paper)
-    shown.ended(timed_row(case(64), FACTS, Measurement("cpu", "warm", rounds(1.0)), 1e-6, None))
-    assert not grows(paper)
-    shown.doing("seq 128, eager: verifying")
-    assert grows(paper)
 
 
 def test_the_bar_has_the_time_that_is_left_and_fits(live):
@@ -113,24 +61,60 @@ def test_the_bar_has_the_time_that_is_left_and_fits(live):
     text = paper.getvalue()
     assert "0 of 3 cells, 0 s, about 90 s left" in text or "about 2 min left" in text
     shown.ended(timed_row(case(64), FACTS, Measurement("cpu", "warm", rounds(1.0)), 1e-6, None))
+    shown.refresh()
     assert re.search(r"1 of 3 cells, \d s, about \d+ s left", paper.getvalue())
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", paper.getvalue())
     assert max(len(line) for line in re.split(r"[\r\n]+", plain)) <= 80
 
 
-def test_no_thread_stays(live):
+def test_the_time_left_is_the_guess_until_something_ended_and_then_that_at_its_pace(live):
     shown, _ = live
-    shown.doing("seq 64, eager: verifying")
-    assert watching.THREAD in {thread.name for thread in threading.enumerate()}
-    shown.__exit__(None, None, None)
-    assert watching.THREAD not in {thread.name for thread in threading.enumerate()}
+    assert shown.time_left(20.0) == (0.0, 90.0)
+    shown.ended(cell_row(case(64), FACTS, "error", "planted"))
+    shown.ended(cell_row(case(512), FACTS, "unsupported", "planted"))  # nobody guessed that it would be measured
+    share, left = shown.time_left(60.0)
+    assert (share, left) == (pytest.approx(1 / 3), pytest.approx(60.0 * (60 + 9) / (30 + 9)))
+    for seq in (128, 256):
+        shown.ended(cell_row(case(seq), FACTS, "ok"))
+    assert shown.time_left(200.0) == (1.0, 0.0)
 
 
-def test_a_text_of_timing_stays_one_when_it_is_sent():
-    import pickle
+def drawn(shown):
+    """The text of a frame that is drawn now."""
+    paper = Console(file=io.StringIO(), width=80)
+    paper.print(shown._render())
+    return paper.file.getvalue()
 
-    sent = pickle.loads(pickle.dumps(Timing("seq 64: timing")))
-    assert (sent, type(sent)) == ("seq 64: timing", Timing)
+
+def test_a_terminal_has_a_line_for_every_worker_that_fits(live):
+    shown, _ = live
+    shown.working("node1 GPU 0", "timing eager")
+    shown.working("node1 GPU 1", "verifying triton")
+    text = drawn(shown)
+    assert "node1 GPU 0: timing eager" in text
+    assert "node1 GPU 1: verifying triton" in text
+    shown.working("node1 GPU 1", "")
+    assert "node1 GPU 1" not in drawn(shown)
+    for number in range(1000):
+        shown.working(f"node{number:04}", "timing")
+        shown.ended(cell_row(case(64 + number), FACTS, "error", "planted"))
+    text = drawn(shown)
+    assert len(text.splitlines()) <= 20
+    assert "and 993 more workers" in text
+    assert "1000 of 3 cells" in text
+
+
+def test_a_log_says_who_measured_each_cell():
+    console = Console(file=io.StringIO(), width=200)
+    facts = RunFacts("a", "", ENVIRONMENT | {"worker": "node1 GPU 3"})
+    with make_watcher(console, 2, []) as shown:
+        shown.working("node1 GPU 0", "timing")
+        shown.ended(cell_row(case(64), facts, "error", "planted"))
+        shown.said("a [bold] word\x1b")
+    first, second = console.file.getvalue().splitlines()
+    assert first.startswith("[1/2] ")
+    assert first.endswith("[node1 GPU 3]")
+    assert second == r"a [bold] word\x1b"
 
 
 def row(status="ok", impl="eager", seq=64, **changes):
