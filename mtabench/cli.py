@@ -100,22 +100,21 @@ def verify(
 
 
 @app.command("list", rich_help_panel="Measure")
-def list_(device: o.Device = "auto", anew: o.Anew = False, json: o.PrintJson = False) -> int:
+def list_(device: o.Device = "auto", json: o.PrintJson = False) -> int:
     """Show what can be measured. Each implementation is ready on this machine, or the reason why not is given."""
     from mtabench.commands.list import run
 
-    return run(device, anew, json)
+    return run(device, json)
 
 
 @app.command(rich_help_panel="Measure")
 def env(
-    measure: o.Measure = False, device: o.Device = "auto", out: o.CeilingsOut = None, anew: o.Anew = False,
-    json: o.PrintJson = False,
+    measure: o.Measure = False, device: o.Device = "auto", out: o.CeilingsOut = None, json: o.PrintJson = False,
 ) -> int:  # fmt: skip
     """Show device and versions, and what the device can do at most if that was measured."""
     from mtabench.commands.env import run
 
-    return run(device, measure, out, anew, json)
+    return run(device, measure, out, json)
 
 
 @app.command(rich_help_panel="Measure")

@@ -9,7 +9,7 @@ import runpy
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,16 +79,16 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def describe(device: str | None = None, gpu: Mapping[str, str] | None = None) -> dict[str, Any]:
+def describe(device: str | None = None) -> dict[str, Any]:
     """Columns of the results that are the same for a whole run on "cuda" or "cpu", and a few facts more.
 
-    Unknown texts are empty; `git_dirty` is None outside a checkout. `gpu` is what `describe_gpu` said before.
+    Unknown texts are empty; `git_dirty` is None outside a checkout.
     """
     device = device or resolve_device("auto")
     on_gpu = device == "cuda"
     sha, dirty = git_state(Path(mtabench.__file__).parents[1])
     return {
-        **((gpu or describe_gpu()) if on_gpu else {"device": cpu_name(), "driver": ""}),
+        **(_describe_gpu() if on_gpu else {"device": cpu_name(), "driver": ""}),
         "cuda": torch_build().cuda if on_gpu else "",
         "torch": torch_build().version,
         "triton": " for ".join(filter(None, (_version_of("triton"), os.environ.get("TRITON_OVERRIDE_ARCH")))),
@@ -101,7 +101,7 @@ def describe(device: str | None = None, gpu: Mapping[str, str] | None = None) ->
     }
 
 
-def describe_gpu() -> dict[str, str]:
+def _describe_gpu() -> dict[str, str]:
     """Name and driver of the current GPU, as columns of the results."""
     import torch
 

@@ -377,4 +377,3 @@ Measure = Annotated[
 CeilingsOut = Annotated[
     File, Output(*OUT, help="Where ceilings are kept; mtabench-results/ceilings.json if not given.")
 ]
-Anew = Annotated[bool, Option("--anew", help="Look again, instead of showing what was found here within a day.")]

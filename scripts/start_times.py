@@ -2,8 +2,7 @@
 
     PYTHONPATH=.:kernels python3 scripts/start_times.py --out results/cpu/start-times.csv
 
-A command that keeps what it finds is timed with it (the row `list`) and without (`list --anew`). The time on a core
-changes less than the others if other jobs run.
+The time on a core changes less than the others if other jobs run.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from time import perf_counter
 
 from mtabench import environment
 
-COMMANDS = ("--version", "--help", "fwd --help", "list", "list --anew", "env", "env --anew", "fwd --seq 4k..1k")
+COMMANDS = ("--version", "--help", "fwd --help", "list", "env", "fwd --seq 4k..1k")
 
 
 def main() -> int:
@@ -33,7 +32,7 @@ def main() -> int:
         parser.error(f"{options.out} already exists; give another --out")
     rows = []
     for command in COMMANDS:
-        seconds(command)  # whatever the first one compiles or keeps
+        seconds(command)  # whatever the first one compiles
         times, cpu_times = zip(*(seconds(command) for _ in range(options.runs)), strict=True)
         row = {"median_s": median(times), "least_s": min(times), "least_cpu_s": min(cpu_times)}
         rows.append({"command": command} | {name: f"{value:.3f}" for name, value in row.items()})

@@ -16,8 +16,6 @@ def make_runner(monkeypatch, capsys, folder, columns=200):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
-    monkeypatch.setattr("mtabench.disk_cache.KEPT_S", 0.0)
-    monkeypatch.setattr("mtabench.disk_cache.write_whole", lambda path, data: None)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     monkeypatch.setattr(typer.main, "get_command", get_command)
 

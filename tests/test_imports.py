@@ -64,7 +64,7 @@ PUBLIC = {
 }
 # From the lowest: a module imports its own package, and packages and files of the lines above it here.
 LAYERS = (
-    "disk_cache errors escaping json_output palette processes prose",
+    "errors escaping json_output palette processes prose",
     "console exit_handling git pages problem",
     "environment implementations tables",
     "measuring registry static",

@@ -11,10 +11,9 @@ from rich.console import Console
 
 from mtabench import registry
 from mtabench.commands import RESULTS_FOLDER
-from mtabench.commands.list import key_of_entry, readiness
+from mtabench.commands.list import readiness
 from mtabench.console import flop_unit, say
-from mtabench.disk_cache import cached_answer
-from mtabench.environment import check_device_name, describe, describe_gpu, resolve_device, torch_build
+from mtabench.environment import describe, resolve_device, torch_build
 from mtabench.json_output import print_json
 from mtabench.measuring.ceilings import measure_ceilings
 from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings, keep_ceilings, read_ceilings
@@ -24,24 +23,25 @@ from mtabench.results.results_file import text_of
 from mtabench.tables import print_prose
 
 
-def run(device: str, measure: bool, out: Path | None, anew: bool, as_json: bool) -> int:
+def run(device: str, measure: bool, out: Path | None, as_json: bool) -> int:
     """Print where this runs and the ceilings kept for it in `out`; with `measure` they are measured anew."""
-    check_device_name(device)
+    from mtabench.commands.tune import effect_lines
+
+    device = resolve_device(device)
     path = out or RESULTS_FOLDER / FILE_NAME
     check_ceilings(path)
     console = Console()
-    found = cached_answer(f"env-{device}", lambda: _seen(device), anew or measure)
-    device, environment = found["device"], describe(found["device"], found["gpu"])
+    environment, tuned = describe(device), effect_lines(device)
     if not as_json:
         print_prose(console, f"{'measures':<10} {_measurable(device, environment['device'])}")
         for name, value in environment.items():
             say(console, f"{name:<10} {'-' if value in ('', None) else text_of(value)}")
-        for text in found["tuned"]:
+        for text in tuned:
             say(console, f"{'tuned':<10} {text}")
     if measure:
         keep_ceilings(path, environment, {dtype: measure_ceilings(device, dtype) for dtype in DTYPES})
     if as_json:
-        print_json("env", _data(device, environment, found["tuned"], path))
+        print_json("env", _data(device, environment, tuned, path))
         return 0
     for dtype, ceilings in read_ceilings(path, environment).items():
         unit, factor = flop_unit([ceilings.matmul_tflops])
@@ -54,24 +54,16 @@ def run(device: str, measure: bool, out: Path | None, anew: bool, as_json: bool)
 
 def _measurable(device: str, name: str) -> str:
     """What can be measured here, in a sentence or two."""
-    reasons = cached_answer(f"list-{device}", lambda: readiness(device), False)["reasons"]
+    reasons = readiness(device)
     ready: dict[str, list[str]] = {op: [] for op in OPS}
     for one in registry.IMPLEMENTATIONS:
-        if not one.of_models and reasons.get(key_of_entry(one), "") is None:
+        if not one.of_models and reasons[one.key] is None:
             ready[one.op].append(one.name)
     found = "; ".join(f"{op} by {', '.join(names)}" for op, names in ready.items() if names)
     if device == "cuda":
         return f"on {name}: {found}"
     why = f"PyTorch {torch_build().version} " + ("finds no GPU" if torch_build().cuda else "is built without CUDA")
     return f"on the CPU: {found}. Nothing on a GPU, since {why}; `mtabench list` says why each is not ready"
-
-
-def _seen(device: str) -> dict[str, Any]:
-    """What PyTorch is asked for: the `device` that this machine has, its `gpu`, and the files that `tuned` it."""
-    from mtabench.commands.tune import effect_lines
-
-    device = resolve_device(device)
-    return {"device": device, "gpu": describe_gpu() if device == "cuda" else None, "tuned": effect_lines(device)}
 
 
 def _data(device: str, environment: Mapping[str, Any], tuned: Sequence[str], path: Path) -> dict[str, Any]:

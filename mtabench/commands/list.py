@@ -6,8 +6,7 @@ from typing import Any
 
 from mtabench import registry
 from mtabench.console import make_console
-from mtabench.disk_cache import cached_answer
-from mtabench.environment import check_device_name, resolve_device
+from mtabench.environment import resolve_device
 from mtabench.json_output import print_json
 from mtabench.problem.case import PASSES, Case
 from mtabench.problem.operations import PLAIN, make_operation
@@ -15,11 +14,10 @@ from mtabench.registry import GROUPS, Implementation, entry_points, is_own_name,
 from mtabench.tables import print_prose
 
 
-def run(device: str, anew: bool, as_json: bool) -> int:
+def run(device: str, as_json: bool) -> int:
     """Print every implementation, what it does and whether it is ready on this machine, and the groups of them."""
-    check_device_name(device)
-    found = cached_answer(f"list-{device}", lambda: readiness(device), anew)
-    device, reasons = found["device"], found["reasons"]
+    device = resolve_device(device)
+    reasons = readiness(device)
     if as_json:
         print_json("list", _data(device, reasons))
         return 0
@@ -27,7 +25,7 @@ def run(device: str, anew: bool, as_json: bool) -> int:
     width = max(map(len, names())) + 1
     above: tuple[str, str | None] = "", None
     for implementation in sorted(registry.IMPLEMENTATIONS, key=lambda one: names().index(one.name)):
-        reason = reasons[key_of_entry(implementation)]
+        reason = reasons[implementation.key]
         shown, name = above, implementation.name
         above = name, reason
         state = f"not ready on this machine ({device}): {reason}" if reason else "ready"
@@ -47,25 +45,18 @@ def run(device: str, anew: bool, as_json: bool) -> int:
     return 0
 
 
-def readiness(device: str) -> dict[str, Any]:
-    """The `device` that this machine has, and for each implementation why it is not ready there, or None."""
+def readiness(device: str) -> dict[tuple[str, str, bool], str | None]:
+    """Of each implementation, by its key, why it is not ready on "cuda" or "cpu", or None."""
     from mtabench.sweeps.readiness import unsupported_reason
 
-    device = resolve_device(device)
-    cases = {key_of_entry(one): _typical_case(one, device) for one in registry.IMPLEMENTATIONS}
-    return {"device": device, "reasons": {key: unsupported_reason(case) for key, case in cases.items()}}
+    return {one.key: unsupported_reason(_typical_case(one, device)) for one in registry.IMPLEMENTATIONS}
 
 
-def key_of_entry(implementation: Implementation) -> str:
-    """What an entry is called in `readiness`."""
-    return f"{implementation.name} {implementation.op} {implementation.of_models}"
-
-
-def _data(device: str, reasons: dict[str, str | None]) -> dict[str, Any]:
+def _data(device: str, reasons: dict[tuple[str, str, bool], str | None]) -> dict[str, Any]:
     """What `run` prints, for programs; `reasons` why an implementation is not ready are `readiness`'s."""
     implementations = []
     for one in registry.IMPLEMENTATIONS:
-        reason = reasons[key_of_entry(one)]
+        reason = reasons[one.key]
         implementations.append({
             "name": one.name, "op": one.op, "passes": one.passes, "devices": one.devices, "summary": one.summary,
             "note": one.note or None, "ready": reason is None, "reason": reason,

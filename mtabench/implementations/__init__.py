@@ -87,6 +87,11 @@ class Implementation:
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
+    def key(self) -> tuple[str, str, bool]:
+        """What tells entries apart."""
+        return self.name, self.op, self.of_models
+
+    @property
     def of_models(self) -> bool:
         """Whether it is a way to run a whole model, whose `build` takes a case and a `transformer.shared.Shared`."""
         return self.passes[0] in MODES

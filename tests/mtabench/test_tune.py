@@ -231,8 +231,7 @@ def test_out_is_added_to(mtabench, planted, tmp_path):
 
 
 def test_env_says_what_is_in_effect(mtabench, gpu, tmp_path, monkeypatch):
-    monkeypatch.setattr("mtabench.commands.env.describe_gpu", lambda: {"device": GPU, "driver": ""})
-    monkeypatch.setattr("mtabench.commands.env.describe", lambda device, gpu: {"device": gpu["device"]})
+    monkeypatch.setattr("mtabench.commands.env.describe", lambda device: {"device": GPU})
     monkeypatch.setattr("mtabench.commands.env._measurable", lambda device, name: "nothing")
     assert "tuned      nothing is tuned for Some GPU" in mtabench("env")[1]
     shipped, yours = tile_sizes.shipped_file(GPU), tile_sizes.user_file(GPU)
