@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -68,17 +68,14 @@ def _measured(device: str, dtype: str) -> Ceilings:
     out = torch.empty_like(left)
     matmul_s = _best_seconds(partial(torch.mm, left, right, out=out), device)
     del left, right, out
-    return with_reading(Ceilings(BUFFER_BYTES[device] / copy_s / 1e9, 2 * size**3 / matmul_s / 1e12), device)
+    copy_gbytes_s = BUFFER_BYTES[device] / copy_s / 1e9
+    return Ceilings(copy_gbytes_s, 2 * size**3 / matmul_s / 1e12, max(copy_gbytes_s, _read_gbytes_s(device)))
 
 
-def with_reading(ceilings: Ceilings, device: str) -> Ceilings:
-    """The same with the bandwidth of reading: the best of a few reductions, and not less than that of the copy.
-
-    Which reduction is the fastest depends on the device and on PyTorch. Raises as `measure_ceilings`.
-    """
+def _read_gbytes_s(device: str) -> float:
+    """The best of a few reductions: which one is the fastest depends on the device and on PyTorch."""
     buffer = _buffer(device)
-    best_s = min(_best_seconds(partial(read, buffer), device) for read in _readers())
-    return replace(ceilings, read_gbytes_s=max(ceilings.copy_gbytes_s, buffer.nbytes / best_s / 1e9))
+    return buffer.nbytes / min(_best_seconds(partial(read, buffer), device) for read in _readers()) / 1e9
 
 
 def _buffer(device: str) -> torch.Tensor:

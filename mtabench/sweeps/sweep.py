@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +20,7 @@ from mtabench.checking.judge import Judge
 from mtabench.checking.oracle import Check
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring import timing
-from mtabench.measuring.ceilings import Ceilings, measure_ceilings, with_reading
+from mtabench.measuring.ceilings import Ceilings, measure_ceilings
 from mtabench.measuring.failures import failure
 from mtabench.measuring.kept_ceilings import FILE_NAME, keep_ceilings, read_ceilings
 from mtabench.measuring.nvtx import phase
@@ -29,7 +28,6 @@ from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
-from mtabench.problem.work import only_reads
 from mtabench.registry import implementation_of, loaded_files
 from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import Key, key_of
@@ -250,23 +248,18 @@ class Sweep:
         with suppress(UsageError):  # a folder that takes no more files: the rows are what counts
             kept = read_ceilings(path, self.facts.environment)
             known = {dtype: one for dtype, one in self.ceilings.items() if one is not None}
-            if new := {dtype: one for dtype, one in known.items() if _says_more(one, kept.get(dtype))}:
+            if new := {dtype: one for dtype, one in known.items() if not _is_whole(kept.get(dtype))}:
                 keep_ceilings(path, self.facts.environment, new)
 
     def _measure_ceilings(self, case: Case) -> None:
-        """Once a dtype, unless they are known; without them (no room, say) the fraction of the roofline stays empty.
-
-        Ceilings that an earlier version kept lack that of reading, which is then measured where it is needed.
-        """
+        """Once a dtype, unless they are known; without them (no room, say) the fraction of the roofline stays empty."""
         known = self.ceilings.get(case.dtype)
-        if case.dtype not in self.ceilings:
-            self.watcher.doing(f"measuring what the device can do in {case.dtype}")
-            self.ceilings[case.dtype] = _or_unknown(partial(measure_ceilings, case.device, case.dtype))
-        elif known is not None and known.read_gbytes_s is None and only_reads(case):
-            self.watcher.doing("measuring how fast the device reads, which the kept ceilings do not say")
-            self.ceilings[case.dtype] = _or_unknown(partial(with_reading, known, case.device))
-        else:
+        if _is_whole(known) or (known is None and case.dtype in self.ceilings):
             return
+        self.watcher.doing(f"measuring what the device can do in {case.dtype}")
+        self.ceilings[case.dtype] = None
+        with suppress(Exception):
+            self.ceilings[case.dtype] = measure_ceilings(case.device, case.dtype)
         free_memory(case.device)
 
     def _is_baseline_of(self, case: Case, pending: Iterable[Case]) -> bool:
@@ -381,16 +374,9 @@ def _first_failure_only(rows: Mapping[Case, Row]) -> dict[Case, Row]:
     return kept
 
 
-def _says_more(found: Ceilings, kept: Ceilings | None) -> bool:
-    """Whether ceilings have a rate that those in a file lack."""
-    return kept is None or (kept.read_gbytes_s is None and found.read_gbytes_s is not None)
-
-
-def _or_unknown(measure: Callable[[], Ceilings]) -> Ceilings | None:
-    try:
-        return measure()
-    except Exception:
-        return None
+def _is_whole(ceilings: Ceilings | None) -> bool:
+    """Whether these are ceilings with every rate: those that an earlier version kept lack that of reading."""
+    return ceilings is not None and ceilings.read_gbytes_s is not None
 
 
 def free_memory(device: str) -> None:
