@@ -38,11 +38,10 @@ class ClusterOptions:
         if not self.anything:
             return None
         self._check_which()
-        if options.isolate or options.timer == "nvbench":
-            asked = "--isolate" if options.isolate else "--timer nvbench"
+        if options.isolate:
             raise UsageError(
-                f"{asked} starts a process a cell, and a worker measures all cells of a shape in one; drop {asked} or "
-                f"{self.source}"
+                "--isolate starts a process a cell, and a worker measures all cells of a shape in one; drop --isolate "
+                f"or {self.source}"
             )
         if self.gpus is not None and options.device == "cpu":
             raise UsageError(

@@ -16,7 +16,7 @@ from mtabench.problem.axes import PRESETS
 from mtabench.problem.case import DTYPES, KERNEL_PASSES, MODES
 from mtabench.problem.operations import GATES, NONE, OPS
 
-TIMERS = ("auto", "events", "graph", "cpu", "nvbench")
+TIMERS = ("auto", "events", "graph", "cpu")
 CACHES = ("cold", "warm")
 SEQ = "Sequence lengths: 512,1k,4k; 1k..16k doubles; 1k..4k:+1k adds; 1k..64k:x4 multiplies."
 
@@ -153,7 +153,7 @@ class Options:
     )
     baseline: Text = how("What speedups refer to; eager if it is measured, of plain attention the best library.")
     timer: str = how(
-        "auto, events (CUDA events), graph (CUDA graph replay), cpu or nvbench (NVIDIA's, a check).",
+        "auto, events (CUDA events), graph (CUDA graph replay) or cpu.",
         **_one_of(TIMERS),
         usual="auto",
     )

@@ -17,11 +17,12 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+from nvbench_timer import check_nvbench, measure_beside_nvbench
+
 from mtabench.checking.oracle import Oracle
 from mtabench.environment import describe, resolve_device
 from mtabench.errors import UsageError
 from mtabench.measuring import timing
-from mtabench.measuring.nvbench_timer import check_nvbench
 from mtabench.measuring.statistics import summarize
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
@@ -100,8 +101,8 @@ def medians(case: Case, rounds: int) -> tuple[dict[str, object], float, float]:
         raise ValueError(check.reason)
     cell = timing.timed(case, build, inputs)
     settings = timing.Settings(timer="events", min_rounds=rounds)
-    found = timing.measure_beside_nvbench(cell, case.device, settings)
-    events_ms, nvbench_ms = (summarize(measurement.rounds).median_ms for measurement in found)
+    found = measure_beside_nvbench(cell, case.device, settings)
+    events_ms, nvbench_ms = (summarize(rounds).median_ms for rounds in found)
     return dict(describe(case.device)), events_ms, nvbench_ms
 
 

@@ -1,12 +1,20 @@
-"""scripts/crosscheck_timers.py: the table of two timers, with cells that are stood in for."""
+"""scripts/crosscheck_timers.py: two timers in turns, and their table, with stand-ins for cells and for NVBench."""
 
+import contextlib
 import csv
+import itertools
 import sys
+import time
+import types
 
 import crosscheck_timers as crosscheck
+import fake_nvbench
+import nvbench_timer
 import pytest
 
 from mtabench.errors import UsageError
+from mtabench.measuring import timing
+from mtabench.measuring.timing import Settings, Timed
 from mtabench.problem import axes
 
 
@@ -107,3 +115,75 @@ def test_nothing_is_overwritten(run, tmp_path, capsys):
         run(lambda case: 1.0)
     assert "already exists" in capsys.readouterr().err
     assert (tmp_path / "out/timers.csv").read_text() == "mine"
+
+
+QUICK = Settings(timer="cpu", min_rounds=3, samples_per_round=4)
+
+
+@pytest.fixture
+def nvbench(monkeypatch):
+    """A fresh registry, and PyTorch without a GPU where it would choose NVBench's stream."""
+    registry = fake_nvbench.Registry()
+    module = types.ModuleType("cuda.bench")
+    module.register, module.run_all_benchmarks = registry.register, registry.run_all_benchmarks
+    results = types.ModuleType("cuda.bench.results")
+    results.BenchmarkResult = fake_nvbench.BenchmarkResult
+    monkeypatch.setitem(sys.modules, "cuda.bench", module)
+    monkeypatch.setitem(sys.modules, "cuda.bench.results", results)
+    monkeypatch.setattr(nvbench_timer, "on_stream_of", lambda state: contextlib.nullcontext())
+    monkeypatch.setattr(nvbench_timer, "current_device", lambda: 3)
+    monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.05)
+    return registry
+
+
+def test_the_timers_take_turns_round_by_round_and_flush_outside_the_window(nvbench, monkeypatch):
+    calls, timers, execute = [], ["cpu"], fake_nvbench.State.exec
+
+    def exec_(state, *arguments, **options):
+        timers.append("nvbench")
+        execute(state, *arguments, **options)
+        timers.pop()
+
+    def run(_):
+        calls.append(timers[-1])
+        time.sleep(0.002)
+
+    monkeypatch.setattr(fake_nvbench.State, "exec", exec_)
+    monkeypatch.setattr(nvbench_timer, "cache_flush", lambda *_: lambda: time.sleep(0.02))
+    ours, theirs = nvbench_timer.measure_beside_nvbench(Timed(run=run), "cpu", QUICK)
+    assert [len(samples) for samples in ours] == [2] * 6
+    assert [len(samples) for samples in theirs] == [4, 4, 4]
+    for rounds in (ours, theirs):
+        assert 2 <= min(ms for samples in rounds for ms in samples) < 20
+    turns = [(timer, len(list(group))) for timer, group in itertools.groupby(calls)]
+    between = nvbench_timer.WARM_UP_CALLS + 2 * 2
+    assert turns[-6:] == [
+        ("nvbench", 5),
+        ("cpu", between),
+        ("nvbench", 5),
+        ("cpu", between),
+        ("nvbench", 5),
+        ("cpu", 2),
+    ]
+    assert nvbench.arguments[:4] == ["mtabench", "--quiet", "--devices", "3"]
+    assert nvbench.benchmarks[0].settings["set_stopping_criterion",] == "sample-count"
+
+
+def test_what_a_call_raises_is_raised_and_so_is_a_round_without_samples(nvbench, monkeypatch):
+    def run(_):
+        if nvbench.was_run:
+            raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        nvbench_timer.measure_beside_nvbench(Timed(run=run), "cpu", QUICK)
+    monkeypatch.setattr(nvbench, "was_run", False)
+    nvbench.benchmarks.clear()
+    monkeypatch.setattr(fake_nvbench.State, "exec", lambda state, *_, **__: state.skip("too fast"))
+    with pytest.raises(RuntimeError, match="no samples of a round: too fast"):
+        nvbench_timer.measure_beside_nvbench(Timed(run=lambda _: None), "cpu", QUICK)
+
+
+def test_without_its_package_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(nvbench_timer, "PACKAGE", "no_such_package.bench")
+    with pytest.raises(UsageError, match=r"cuda-bench of NVIDIA is not installed; type pip install"):
+        nvbench_timer.check_nvbench()

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import SystemRandom
 from time import perf_counter  # bound before a file of --impl could replace it
 from typing import Any, TypeVar
@@ -18,7 +18,6 @@ from mtabench.environment import GpuSensor, l2_bytes
 from mtabench.measuring.caches import cache_flush, clean_lines
 from mtabench.measuring.energy import joules
 from mtabench.measuring.failures import WrongResultError, bare
-from mtabench.measuring.nvbench_timer import sample_with_nvbench
 from mtabench.measuring.nvtx import phase
 from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
 from mtabench.measuring.samplers import Sampler, capture, cpu_sampler, events_sampler, graph_sampler
@@ -45,7 +44,7 @@ JUDGED_ROUNDS = 10  # so many first rounds have a result judged, and of later on
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to measure. `timer` is auto, events, graph, cpu or nvbench, `cache` cold or warm; limits are per cell.
+    """How to measure. `timer` is auto, events, graph or cpu, `cache` cold or warm; limits are per cell.
 
     A cell stops, after `min_rounds`, when half the 95 % interval of its median is at most `ci_target` of it (None: what
     is usual of the device), at `max_rounds`, or at `time_limit_s`. Slow cells take fewer samples a round, at least one.
@@ -132,10 +131,8 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
     TimeoutError if one call takes longer than the time limit, WrongResultError if a result is wrong. Exceptions come
     first, in the order they happened.
     """
-    if settings.timer == "nvbench":
-        return {key: _by_nvbench(cell, device, settings) for key, cell in cells.items()}
     failed: dict[K, Measurement | Exception] = {}
-    lanes: dict[K, _Lane] = {}
+    lanes: dict[K, Lane] = {}
     flush = cache_flush(device, settings.cache)
     sensor = GpuSensor() if device == "cuda" else None
 
@@ -150,7 +147,7 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
 
     for key, cell in cells.items():
         with step(key, "warm up"):
-            lanes[key] = _Lane(cell, device, settings, flush, sensor)
+            lanes[key] = Lane(cell, device, settings, flush, sensor)
     for number in range(settings.max_rounds):
         pending = [key for key, lane in lanes.items() if not lane.done and key not in failed]
         for key in pending if number % 2 == 0 else reversed(pending):
@@ -167,40 +164,12 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
     for key, measurement in measured.items():
         if (attention := cells[key].attention) is not None:
             with phase(device, f"{_name(key)}: attention"), suppress(Exception):  # then it is not known
-                measurement.attention_ms = _Lane(attention, device, settings, flush, sensor).one_round_ms()
+                measurement.attention_ms = Lane(attention, device, settings, flush, sensor).one_round_ms()
     if sensor is not None and sensor.energy_j() is not None:
         for key, measurement in measured.items():
             with phase(device, f"{_name(key)}: energy"), suppress(Exception), cells[key].within():  # or it is not known
                 measurement.energy_j = _energy(cells[key], sensor)
     return failed | measured
-
-
-def measure_beside_nvbench(cell: Timed, device: str, settings: Settings) -> tuple[Measurement, Measurement]:
-    """Time a cell by `settings.timer` and by NVBench, `settings.min_rounds` each, once a process.
-
-    Our round is taken in halves, before and after NVBench's, on the same stream: both time the same closure on the
-    same memory at the same clock, and both wait for an idle GPU before each sample, as NVBench does, so that what
-    differs is the timers'. Raises what the call raises.
-    """
-    settings = replace(settings, max_rounds=settings.min_rounds)
-    halves = replace(
-        settings,
-        samples_per_round=max(1, settings.samples_per_round // 2),
-        min_rounds=2 * settings.min_rounds,
-        max_rounds=2 * settings.max_rounds,
-    )
-    flush, wait = cache_flush(device, settings.cache), synchronize(device)
-
-    def flush_and_wait() -> None:
-        if flush is not None:
-            flush()
-        wait()
-
-    lane = _Lane(cell, device, halves, flush_and_wait, GpuSensor() if device == "cuda" else None)
-    nvbench = _by_nvbench(cell, device, settings, lane.take_round)
-    if isinstance(nvbench, Exception):
-        raise nvbench
-    return lane.measurement, nvbench
 
 
 def _confirm(cell: Timed) -> None:
@@ -244,7 +213,7 @@ def _energy(cell: Timed, sensor: GpuSensor) -> float | None:
     return None if both is None or before is None else max(0.0, both - before) or None
 
 
-class _Lane:
+class Lane:
     """One cell on its way through the rounds."""
 
     def __init__(
@@ -335,31 +304,6 @@ class _Lane:
         self._look_at = math.ceil(LOOK_AGAIN * len(rounds))
         low, high = median_interval(rounds)
         return half_interval(low, high) <= self.measurement.ci_target
-
-
-def _by_nvbench(
-    cell: Timed, device: str, settings: Settings, beside: Callable[[], Any] = lambda: None
-) -> Measurement | Exception:
-    """The measurement of the only cell of a process; NVBench takes all rounds that fit, since it cannot be stopped."""
-    try:
-        with _watched(cell):
-            _, total_s, peak = _warm_up(cell, device, settings)
-        samples = settings.samples_a_round(total_s, on_gpu=False)  # no other cell waits for its turn
-        affordable = int(settings.time_limit_s / max(samples * total_s, 1e-9))
-        rounds = max(settings.min_rounds, min(settings.max_rounds, affordable))
-        before = functools.partial(_prepared, cell, cache_flush(device, settings.cache))
-        found = sample_with_nvbench(
-            cell.run, before, cell.watch.look, rounds, samples, settings.time_limit_s, beside,
-            functools.partial(_watched, cell, judged=True),
-        )  # fmt: skip
-        _confirm(cell)
-    except Exception as error:
-        return bare(error)
-    _, throttled = GpuSensor().read()
-    return Measurement(
-        "nvbench", settings.cache, found.rounds, found.sm_clock_mhz, throttled, peak,
-        ci_target=settings.target_on(device),
-    )  # fmt: skip
 
 
 def _warm_up(cell: Timed, device: str, settings: Settings) -> tuple[float, float, float | None]:

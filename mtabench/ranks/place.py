@@ -25,7 +25,7 @@ def _options_over_ranks(options: Options, ranks: int, asked: ClusterOptions) -> 
         raise UsageError(f"--ranks is {ranks}; it must be 2 or more, and one GPU is what a sweep without it measures")
     if asked.anything:
         raise UsageError(f"--ranks and {asked.source} exclude each other: ranks work on one cell together")
-    if options.isolate or options.timer in ("nvbench", "graph"):
+    if options.isolate or options.timer == "graph":
         what = "--isolate" if options.isolate else f"--timer {options.timer}"
         raise UsageError(f"{what} cannot be had with --ranks, whose processes take part in every call; leave it out")
     if options.baseline is not None:

@@ -28,7 +28,7 @@ def check_measuring(options: Options) -> None:
         parse_percent(options.target, "--target")
     if options.seed is not None:
         check_seed(options.seed)
-    if options.cell_timeout is not None and not options.isolate and options.timer != "nvbench":
+    if options.cell_timeout is not None and not options.isolate:
         raise UsageError("--cell-timeout needs --isolate: only a cell in a process of its own can be stopped")
 
 

@@ -56,7 +56,7 @@ def settle_model(options: Options, device: str | None) -> tuple[Options, str]:
         from mtabench.environment import resolve_device
 
         device = resolve_device(options.device)
-    if options.timer == "nvbench" or (device == "cpu" and options.timer not in ("auto", "cpu")):
+    if device == "cpu" and options.timer not in ("auto", "cpu"):
         raise UsageError(f"--timer {options.timer} cannot time a model on {device}; leave it out, or give auto or cpu")
     return replace(options, seed=check_seed(options.seed)), device
 

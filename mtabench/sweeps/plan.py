@@ -168,8 +168,6 @@ def settle(options: Options, device: str | None) -> tuple[Options, str]:
         device = resolve_device(options.device)
     if device == "cpu" and options.timer not in ("auto", "cpu"):
         raise UsageError(f"--timer {options.timer} measures on a GPU, and this sweep runs on the CPU")
-    if options.timer == "nvbench":
-        options = _for_nvbench(options)
     return replace(options, seed=check_seed(options.seed)), device
 
 
@@ -180,18 +178,6 @@ def check_kv_heads(heads: int, kv_heads: int | None) -> None:
             f"{heads} heads cannot share {kv_heads} KV heads; "
             "--heads must be a multiple of --kv-heads, so that each KV head serves as many query heads"
         )
-
-
-def _for_nvbench(options: Options) -> Options:
-    """NVBench registers once a process, so that each cell has one; it knows no other cache than a cold one."""
-    from mtabench.measuring.nvbench_timer import check_nvbench
-
-    if options.cache != "cold":
-        raise UsageError(
-            f"--cache {options.cache} cannot be had with --timer nvbench, which empties the cache each time"
-        )
-    check_nvbench()
-    return replace(options, isolate=True)
 
 
 def _parse(options: Options, device: str) -> _Axes:

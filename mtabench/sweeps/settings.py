@@ -6,14 +6,12 @@ from mtabench.measuring import timing
 from mtabench.problem.axes import parse_percent
 from mtabench.sweeps.plan import Options, Plan
 
-NVBENCH_ROUNDS = 20  # it takes all of them: it cannot stop at the target
-
 
 def make_settings(plan: Plan) -> timing.Settings:
     """How the plan's options ask to measure; where they say nothing, as timing.Settings does."""
     options = plan.options
     usual = timing.Settings()
-    rounds = options.rounds or (NVBENCH_ROUNDS if options.timer == "nvbench" else usual.max_rounds)
+    rounds = options.rounds or usual.max_rounds
     return timing.Settings(
         timer=options.timer,
         cache=options.cache,

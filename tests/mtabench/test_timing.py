@@ -201,7 +201,7 @@ def test_throttled_rounds_are_repeated_then_marked(monkeypatch):
     rounds = []
     monkeypatch.setattr(timing, "_warm_up", lambda *args: (1e-6, 1e-6, 7.0))
     monkeypatch.setattr(timing, "cpu_sampler", lambda *args: lambda count: rounds.append(count) or [1.0] * count)
-    lane = timing._Lane(sleeping(0), "cpu", QUICK, None, Hot())
+    lane = timing.Lane(sleeping(0), "cpu", QUICK, None, Hot())
     lane.take_round()
     assert sum(rounds) == 2 * QUICK.samples_per_round
     assert lane.measurement.throttled is False

@@ -12,28 +12,23 @@ import importlib.util
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from mtabench.environment import GpuSensor
 from mtabench.errors import UsageError
-from mtabench.measuring.samplers import Action, Look, Run
+from mtabench.measuring.caches import cache_flush
+from mtabench.measuring.timing import Lane, Settings, Timed, synchronize
 
 PACKAGE = "cuda.bench"
 NAME = "cell"
 AXIS = "Round"
 WARM_UP_CALLS = 3
 
-
-@dataclass(frozen=True, slots=True)
-class NvbenchSamples:
-    """Samples in ms by round, and the SM clock that NVBench saw in them, None if it kept none."""
-
-    rounds: list[list[float]]
-    sm_clock_mhz: float | None
+Rounds = list[list[float]]
 
 
 def check_nvbench() -> None:
@@ -44,21 +39,40 @@ def check_nvbench() -> None:
         found = None
     if found is None:
         raise UsageError(
-            "--timer nvbench needs NVIDIA's package cuda-bench, which is not installed; "
-            "pip install -e '.[nvbench]' in the checkout, or take --timer events"
+            "the package cuda-bench of NVIDIA is not installed; type pip install -e '.[nvbench]' in the checkout"
         )
 
 
-def sample_with_nvbench(
-    run: Run, before: Action, look: Look, rounds: int, samples: int, timeout_s: float, beside: Action,
-    within: Callable[[], AbstractContextManager[Any]],
-) -> NvbenchSamples:  # fmt: skip
-    """Time `run(before())` on the current GPU, `before()` outside the window; a process can do this once.
+def measure_beside_nvbench(cell: Timed, device: str, settings: Settings) -> tuple[Rounds, Rounds]:
+    """Samples in ms of a forward by `settings.timer` and by NVBench, `settings.min_rounds` each, once a process.
 
-    Each round is a measurement of NVBench with a warm-up of its own, of so many samples unless it takes longer than
-    `timeout_s`. `beside` is called before and after it, on the same stream, where memory comes from the same places.
-    Samples are taken `within` a context. Raises what the call raises, and RuntimeError if NVBench has no samples of a
-    round.
+    Our round is taken in halves, before and after NVBench's, on the same stream: both time the same closure on the
+    same memory at the same clock, and both wait for an idle GPU before each sample, as NVBench does, so that what
+    differs is the timers'. Raises what the call raises.
+    """
+    halves = replace(
+        settings,
+        samples_per_round=max(1, settings.samples_per_round // 2),
+        min_rounds=2 * settings.min_rounds,
+        max_rounds=2 * settings.min_rounds,
+    )
+    flush, wait = cache_flush(device, settings.cache), synchronize(device)
+
+    def flush_and_wait() -> None:
+        if flush is not None:
+            flush()
+        wait()
+
+    lane = Lane(cell, device, halves, flush_and_wait, GpuSensor() if device == "cuda" else None)
+    nvbench = _sampled(cell, flush or (lambda: None), settings, lane.take_round)
+    return lane.measurement.rounds, nvbench
+
+
+def _sampled(cell: Timed, flush: Callable[[], Any], settings: Settings, beside: Callable[[], Any]) -> Rounds:
+    """NVBench's samples of the cell on the current GPU, flushed outside the window; `beside` is called around a round.
+
+    Each round is a measurement of NVBench with a warm-up of its own. Raises what the call raises, and RuntimeError if
+    NVBench has no samples of a round.
     """
     bench = importlib.import_module(PACKAGE)
     reader = importlib.import_module(f"{PACKAGE}.results").BenchmarkResult
@@ -68,23 +82,18 @@ def sample_with_nvbench(
     def call(launch: Any, timer: Any) -> None:
         nonlocal result
         result = None  # its memory is what the next result takes
-        given = before()
+        flush()
         timer.start()
-        result = run(given)
+        result = cell.run(None)
         timer.stop()
 
     def measure_round(state: Any) -> None:
-        nonlocal result
         try:
             with on_stream_of(state):
-                with within():
-                    for _ in range(WARM_UP_CALLS):  # memory that a held GPU would wait for is allocated for each stream
-                        run(before())
+                for _ in range(WARM_UP_CALLS):  # memory that a held GPU would wait for is allocated for each stream
+                    cell.run(None)
                 beside()
-                with within():
-                    state.exec(call, timer=True)
-                    look([result])
-                    result = None
+                state.exec(call, timer=True)
                 beside()
         except Exception as error:
             errors.append(error)
@@ -92,11 +101,11 @@ def sample_with_nvbench(
 
     benchmark = bench.register(measure_round)
     benchmark.set_name(NAME)
-    benchmark.add_int64_axis(AXIS, list(range(1, rounds + 1)))
+    benchmark.add_int64_axis(AXIS, list(range(1, settings.min_rounds + 1)))
     benchmark.set_stopping_criterion("sample-count")
-    benchmark.set_criterion_param_int64("target-samples", samples)
-    benchmark.set_min_samples(samples)
-    benchmark.set_timeout(timeout_s)
+    benchmark.set_criterion_param_int64("target-samples", settings.samples_per_round)
+    benchmark.set_min_samples(settings.samples_per_round)
+    benchmark.set_timeout(settings.time_limit_s)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "samples.json")
         bench.run_all_benchmarks(["mtabench", "--quiet", "--devices", str(current_device()), "--jsonbin", str(path)])
@@ -106,11 +115,7 @@ def sample_with_nvbench(
     for state in states:
         if not state.samples:
             raise RuntimeError(f"NVBench has no samples of a round: {state.skip_reason or 'it does not say why'}")
-    clocks = [hertz for state in states for hertz in state.frequencies or ()]
-    return NvbenchSamples(
-        [[1e3 * seconds for seconds in state.samples] for state in states],
-        float(np.median(clocks)) / 1e6 if clocks else None,
-    )
+    return [[1e3 * seconds for seconds in state.samples] for state in states]
 
 
 def on_stream_of(state: Any) -> AbstractContextManager[Any]:
