@@ -27,7 +27,7 @@ PURE = (
     "comparing.comparison_reports", "comparing.inference", "comparing.noise", "comparing.reporting",
     "comparing.revisions", "dashboard.changes", "dashboard.data", "dashboard.findings", "dashboard.histories",
     "dashboard.yardstick", "measuring.run_delay", "measuring.settled", "measuring.statistics",
-    "measuring.stopwatch", "pages.page", "pages.text",
+    "pages.page", "pages.text",
     "prediction.devices", "prediction.memory", "prediction.predict", "prediction.roofline",
     "prediction.storage", "problem.axes", "problem.case", "problem.layers", "problem.operations", "problem.rungs",
     "problem.work", "profiling.ncu_report", "profiling.verdict",

@@ -47,7 +47,6 @@ class CrewSweep:
     ) -> None:  # fmt: skip
         self.crew, self.plan, self.writer, self.settings, self.watcher = crew, plan, writer, settings, watcher
         self.statuses: Counter[str] = Counter()
-        self.spent: Counter[str] = Counter()
         self._on = on
         self._members: dict[Worker, _Member] = {}
         for worker, facts in workers.items():
@@ -136,7 +135,6 @@ class CrewSweep:
         """The rows of an outcome, with those of cells that are given up."""
         group, member.group = member.group, None
         assert group is not None
-        self.spent.update(outcome.spent)
         member.ceilings |= outcome.ceilings
         if not outcome.lost:
             return outcome.rows

@@ -20,7 +20,6 @@ from mtabench.prose import plural
 from mtabench.sweeps.this_process import ThisProcess
 
 if TYPE_CHECKING:
-    from mtabench.measuring.stopwatch import Stopwatch
     from mtabench.measuring.timing import Settings
     from mtabench.problem.case import Case
     from mtabench.results.writer import Writer
@@ -83,17 +82,12 @@ class Team(ThisProcess):
         groups = [estimate_seconds(group, settings) for group in shapes(cases)]
         return longest_first_seconds(groups, len(self._workers) or len(self._local) or 1)
 
-    def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: Watcher, spent: Stopwatch) -> None:
+    def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: Watcher) -> None:
         """Measure the cells that the writer's file does not have yet; raises as sweep.run does."""
         from mtabench.cluster.sweep import CrewSweep
 
         assert self._crew is not None
-        sweep = CrewSweep(
-            self._crew, self._workers, self._asked.on, plan, writer, settings, watcher, self._run_id
-        )  # fmt: skip
-        sweep.run()
-        # What workers spent at the same time counts as the share of one.
-        spent.add({what: seconds / len(self._workers) for what, seconds in sweep.spent.items()})
+        CrewSweep(self._crew, self._workers, self._asked.on, plan, writer, settings, watcher, self._run_id).run()
 
     def _fit(self, met: Mapping[Worker, Facts]) -> Mapping[Worker, Facts]:
         """Those of the workers that --on means; raises UsageError if they are not all alike, and like this process."""

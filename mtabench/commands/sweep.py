@@ -18,7 +18,6 @@ from mtabench.cluster_options import ClusterOptions
 from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
 from mtabench.console import PipeTolerantWriter, make_console, say, warnings_at_end
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
-from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
 from mtabench.options import Options, SweepOutput
 from mtabench.ranks.lines import rank_lines
 from mtabench.ranks.place import plan_over_ranks
@@ -37,7 +36,7 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int
 
     Raises NothingTimedError if none is wrong and none has a time.
     """
-    spent, dry_run = Stopwatch(), output.dry_run
+    dry_run = output.dry_run
     if output.resume and output.out is None:
         raise UsageError("--resume needs --out FILE, the results file to complete")
     plan = any_plan(options, asked.device(options)) if ranks is None else plan_over_ranks(options, ranks, asked)
@@ -91,8 +90,7 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int
                 key_of(case): team.seconds(group, settings) / len(group) for group in shapes(runnable) for case in group
             }
             with warnings_at_end(), make_watcher(console, len(plan.cases), before, guesses) as shown:
-                spent.since_start(START)
-                team.run(plan, writer, settings, shown, spent)
+                team.run(plan, writer, settings, shown)
     print_results(console, shown.rows)
     unsettled = settled_lines(shown.rows, settings.max_rounds, settings.time_limit_s, out_typed=output.out is not None)
     for text in (*auto_lines(shown.rows), *rank_lines(shown.rows), *unsettled, *roof_lines(shown.rows)):
@@ -104,9 +102,7 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int
     any_wrong = any(row["status"] == "wrong" for row in shown.rows)
     if not any_wrong:
         _check_times(shown.rows, path)
-    with spent.on(CHARTS):
-        charts = output.plot and _draw_at_end(console, path)
-    print_prose(console, spent.line())
+    charts = output.plot and _draw_at_end(console, path)
     say(console, f"next: {next_command(shown.rows, path, charts)}")
     if options.cells is not None:
         print_prose(console, shlex.join(["mtabench", "compare", str(options.cells), str(path)]), "  or: ")

@@ -28,11 +28,13 @@ WAIT = timedelta(hours=2)  # for an order: rank 0 may check a long sequence in f
 class Helper(threading.Thread):
     """A rank in a process of its own, which this thread waits for; `reason` says how it ended, once it has."""
 
-    def __init__(self, rank: int, follow: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    def __init__(
+        self, rank: int, follow: Callable[..., None], arguments: tuple[Any, ...], ended: Callable[[str], None]
+    ) -> None:
+        """`ended` is told how."""
         super().__init__(daemon=True)
         self.process, self.reason = Process(), ""
-        self.ended: Callable[[str], None] = str  # is told
-        self._rank, self._follow, self._arguments = rank, follow, (rank, *arguments)
+        self._rank, self._follow, self._arguments, self._ended = rank, follow, (rank, *arguments), ended
 
     def run(self) -> None:
         """Until the process ends, or has followed to the end."""
@@ -42,7 +44,7 @@ class Helper(threading.Thread):
         except ProcessEndedError as error:
             reason = str(error)
         self.reason = f"rank {self._rank}: {reason}"
-        self.ended(self.reason)
+        self._ended(self.reason)
 
     def end(self) -> None:
         """Wait for a rank that is sent home; end one that is not."""
@@ -162,9 +164,8 @@ def meet(
     with ExitStack() as cleanup:
         folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="mtabench-ranks-"))
         address = f"file://{folder}/ranks"  # a store at a port would listen at all addresses
-        helpers = [Helper(rank, follow, (ranks, device, address)) for rank in range(1, ranks)]
+        helpers = [Helper(rank, follow, (ranks, device, address), lose) for rank in range(1, ranks)]
         for helper in helpers:
-            helper.ended = lose
             helper.start()
             cleanup.callback(helper.end)
         cleanup.callback(over.set)

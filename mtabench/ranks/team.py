@@ -15,7 +15,6 @@ from mtabench.checking.probes import Probe
 from mtabench.measuring import timing
 from mtabench.measuring.failures import failure
 from mtabench.measuring.statistics import summarize
-from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import DTYPES
 from mtabench.processes import EXIT_S
@@ -51,10 +50,10 @@ class RankTeam(ThisProcess):
         """Who measures, in a line for a person."""
         return [f"over {self._ranks} ranks, beside the same kernels on one of them: {self.device_name}"]
 
-    def run(self, plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher, spent: Stopwatch) -> None:
+    def run(self, plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher) -> None:
         """Measure the cells that the writer's file does not have yet; raises as sweep.run does."""
         pending = [case for case in plan.cases if key_of(case) not in writer.done]
-        sweep = new_sweep(plan, writer, settings, watcher, spent)
+        sweep = new_sweep(plan, writer, settings, watcher)
         where = {**sweep.facts.environment, "device": self.device_name, "ranks": self._ranks}
         options = f"{sweep.facts.options} --ranks {self._ranks}".strip()
         sweep.facts = replace(sweep.facts, environment=where, options=options)
@@ -111,11 +110,10 @@ def _measured(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> tuple[
     build = implementation_of(case).build
     sweep.watcher.doing(f"{words(case)}: float64 reference")
     try:
-        with sweep.spent.on(VERIFYING):
-            judge = Judge(case, inputs, seed)
-            sweep.watcher.doing(f"{words(case)}, {case.label}: verifying")
-            check = judge.first(lambda probe: _results(meeting, case, seed, part, judge, probe))
-            judge.rest()
+        judge = Judge(case, inputs, seed)
+        sweep.watcher.doing(f"{words(case)}, {case.label}: verifying")
+        check = judge.first(lambda probe: _results(meeting, case, seed, part, judge, probe))
+        judge.rest()
     except Exception as error:
         return cell_row(case, sweep.facts, *_failure(meeting, error)), []
     if not check.ok:
@@ -124,8 +122,7 @@ def _measured(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> tuple[
     alone_timed = replace(timing.timed(case, build, inputs), watch=judge.watch())
     cells = {together: _timed(meeting, case, part, judge), ONE_RANK: alone_timed}
     sweep.watcher.doing(f"{words(case)}: timing {case.impl} over {together} and on one")
-    with sweep.spent.on(MEASURING):
-        measured = timing.measure(cells, case.device, sweep.settings)
+    measured = timing.measure(cells, case.device, sweep.settings)
     outcome, alone = measured[together], measured[ONE_RANK]
     if isinstance(outcome, Exception):
         return cell_row(case, sweep.facts, *_failure(meeting, outcome), check.rel_error), []

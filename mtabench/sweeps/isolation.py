@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mtabench.measuring import timing
-from mtabench.measuring.stopwatch import Stopwatch
 from mtabench.problem.case import Case
 from mtabench.results.results_file import key_of
 from mtabench.results.rows import Row, cell_row
@@ -19,21 +18,18 @@ from mtabench.sweeps.sweep import Sweep, Watcher, interruptible, new_sweep, shap
 CELL_TIMEOUT_S = 600.0
 
 
-def run_isolated(
-    plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher, spent: Stopwatch | None = None
-) -> Counter[str]:
+def run_isolated(plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher) -> Counter[str]:
     """As sweep.run, a process a cell; the baseline of each problem first, so that each row has its speedup.
 
     A cell whose process does not end with a result is an `error`, or a `timeout` after the plan's `cell_timeout`.
     """
-    sweep = new_sweep(plan, writer, settings, watcher, spent)
+    sweep = new_sweep(plan, writer, settings, watcher)
     with interruptible(plan, writer):
         for case in _baselines_first(plan):
             if key_of(case) not in writer.done and sweep.can_run(case):
                 outcome = _measure(case, sweep)
                 sweep.ceilings |= outcome.ceilings
                 sweep.keep_ceilings()
-                sweep.spent.add(outcome.spent)
                 (row,) = outcome.rows or [cell_row(case, sweep.facts, outcome.status, outcome.lost)]
                 _add_speedup(row, case, plan, writer)
                 sweep.write([row], outcome.samples)

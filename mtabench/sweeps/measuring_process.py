@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mtabench.errors import MtabenchError
-from mtabench.measuring.stopwatch import Stopwatch
 from mtabench.processes import Process, ProcessEndedError
 from mtabench.results.results_file import Key, key_of, key_of_row
 
@@ -50,7 +49,7 @@ class Request:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the cells: rows, samples, ceilings by dtype, seconds spent.
+    """What became of the cells: rows, samples, ceilings by dtype.
 
     `lost` says why cells have no row, if so, and `status` what they are then.
     """
@@ -58,7 +57,6 @@ class Outcome:
     rows: list[Row] = field(default_factory=list)
     samples: list[Sequence[object]] = field(default_factory=list)
     ceilings: dict[str, Ceilings | None] = field(default_factory=dict)
-    spent: dict[str, float] = field(default_factory=dict)
     lost: str = ""
     status: str = "error"
 
@@ -67,7 +65,6 @@ class Outcome:
         self.rows += part.rows
         self.samples += part.samples
         self.ceilings |= part.ceilings
-        self.spent |= {name: self.spent.get(name, 0.0) + seconds for name, seconds in part.spent.items()}
         self.lost = part.lost
 
 
@@ -146,16 +143,15 @@ def measure_group(send: Callable[[object], None], packed: bytes, written: Mappin
     from mtabench.sweeps.sweep import Messenger, Sweep
 
     request: Request = pickle.loads(packed)
-    spent, lost = Stopwatch(), ""
-    ceilings = dict(request.ceilings)
+    lost, ceilings = "", dict(request.ceilings)
     done: dict[Key, Any] = {**request.done, **written}
     pending = sum(key_of(case) not in done for case in request.plan.cases)
     messenger = Messenger(request.path, send, Outcome, done)
     try:
         load_again(request.plan.options.impl)
         facts = replace(request.facts, environment={**request.facts.environment, **git_columns(loaded_files())})
-        sweep = Sweep(request.plan, messenger, request.settings, messenger, facts, ceilings, spent)
+        sweep = Sweep(request.plan, messenger, request.settings, messenger, facts, ceilings)
         sweep.measure_shape(request.plan.cases)
     except MtabenchError as error:  # the GPU's context
         lost = str(error) if messenger.rows < pending else ""
-    send(Outcome(ceilings=ceilings, spent=dict(spent.seconds), lost=lost))
+    send(Outcome(ceilings=ceilings, lost=lost))

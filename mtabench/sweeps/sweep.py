@@ -24,7 +24,6 @@ from mtabench.measuring.ceilings import Ceilings, measure_ceilings
 from mtabench.measuring.failures import failure
 from mtabench.measuring.kept_ceilings import FILE_NAME, keep_ceilings, read_ceilings
 from mtabench.measuring.nvtx import phase
-from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
@@ -159,15 +158,13 @@ def check_same_device(
         )
 
 
-def run(
-    plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher, spent: Stopwatch | None = None
-) -> Counter[str]:
+def run(plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher) -> Counter[str]:
     """Measure the cells that the writer's file does not have yet; how many rows of each status were written.
 
-    `spent` is told where the time goes. Raises MtabenchError, with all that was measured kept, if the GPU can't go on
-    or the disk takes no more, and SweepInterruptedError after Ctrl-C.
+    Raises MtabenchError, with all that was measured kept, if the GPU can't go on or the disk takes no more, and
+    SweepInterruptedError after Ctrl-C.
     """
-    sweep = new_sweep(plan, writer, settings, watcher, spent)
+    sweep = new_sweep(plan, writer, settings, watcher)
     with interruptible(plan, writer):
         for cases in shapes(plan.cases):
             sweep.measure_shape(cases)
@@ -187,14 +184,12 @@ def facts_now(plan: Plan, run_id: str, where: Mapping[str, Any]) -> RunFacts:
     return RunFacts(run_id, started, where, " ".join(measuring_words(plan.options)))
 
 
-def new_sweep(
-    plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher, spent: Stopwatch | None = None
-) -> Sweep:
+def new_sweep(plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher) -> Sweep:
     """A sweep that starts now, with the ceilings that are kept beside its file."""
     where = environment.describe(plan.device) | environment.git_columns(loaded_files())
     facts = facts_now(plan, secrets.token_hex(6), where)
     kept = read_ceilings(writer.path.with_name(FILE_NAME), facts.environment)
-    return Sweep(plan, writer, settings, watcher, facts, dict(kept), spent or Stopwatch())
+    return Sweep(plan, writer, settings, watcher, facts, dict(kept))
 
 
 @contextmanager
@@ -220,7 +215,6 @@ class Sweep:
     watcher: Watcher
     facts: RunFacts
     ceilings: dict[str, Ceilings | None]
-    spent: Stopwatch = field(default_factory=Stopwatch)
     statuses: Counter[str] = field(default_factory=Counter)
 
     def measure_shape(self, cases: Sequence[Case]) -> None:
@@ -230,13 +224,11 @@ class Sweep:
             return
         # A baseline whose row is in the file already takes part again: a speedup compares times of one round.
         taking_part = [case for case in cases if case in pending or self._is_baseline_of(case, pending)]
-        with self.spent.on(MEASURING):
-            self._measure_ceilings(cases[0])
+        self._measure_ceilings(cases[0])
         verified: dict[Case, Verified] = {}
         for _, problem in groupby(taking_part, key=lambda case: case.problem_key):
             runnable = list(filter(self.can_run, problem))
-            with self.spent.on(VERIFYING):
-                verified |= self._verify(runnable)
+            verified |= self._verify(runnable)
         if verified:
             self._time(verified, set(pending))
         verified.clear()
@@ -314,7 +306,7 @@ class Sweep:
         """Time cells in turns and write the rows of those that are pending."""
         case = next(iter(verified))
         self.watcher.doing(f"{words(case)}: timing {', '.join(dict.fromkeys(case.impl for case in verified))}")
-        with self.spent.on(MEASURING), phase(case.device, f"{words(case)}: time"):
+        with phase(case.device, f"{words(case)}: time"):
             measured = timing.measure({case: cell.timed for case, cell in verified.items()}, case.device, self.settings)
         rows: dict[Case, Row] = {}
         failed = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mtabench.measuring.stopwatch import Stopwatch
 from mtabench.problem.case import Case
 from mtabench.results.writer import Writer
 from mtabench.sweeps.plan import Plan
@@ -41,9 +40,9 @@ class ThisProcess:
 
         return estimate_seconds(cases, settings, self._isolate)
 
-    def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: Any, spent: Stopwatch) -> None:
+    def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: Any) -> None:
         """Measure the cells that the writer's file does not have yet; raises as sweep.run does."""
         from mtabench.sweeps.isolation import run_isolated
         from mtabench.sweeps.sweep import run
 
-        (run_isolated if self._isolate else run)(plan, writer, settings, watcher, spent)
+        (run_isolated if self._isolate else run)(plan, writer, settings, watcher)
