@@ -1,8 +1,8 @@
 """All implementations that `mtabench.implementations` holds: found by name and operation, in groups, and as a table.
 
 One name stands for an implementation of several operations, an entry each: `eager` is the definition of any. Beside
-them is what a person has: functions in files, and those that packages offer. `chosen` loads what --impl names of
-these; nothing else loads any, so that no name in a results file runs code.
+them is what a person has: functions in files. `chosen` loads what --impl names of these; nothing else loads any, so
+that no name in a results file runs code.
 """
 
 from __future__ import annotations
@@ -17,14 +17,7 @@ from pathlib import Path
 from mtabench import implementations
 from mtabench.errors import UsageError, hint_at
 from mtabench.implementations import Implementation
-from mtabench.implementations._user_code import (
-    Loaded,
-    entry_points,
-    is_reference,
-    load,
-    load_entry_point,
-    parse_reference,
-)
+from mtabench.implementations._user_code import Loaded, is_reference, load, parse_reference
 from mtabench.implementations._user_kernels import implementation_from
 from mtabench.problem.axes import parse_names
 from mtabench.problem.case import Case
@@ -89,11 +82,6 @@ def every(name: str) -> list[Implementation]:
     raise UsageError(f"no implementation is called {name!r}; {hint} (`mtabench list` shows all)")
 
 
-def is_own_name(name: str) -> bool:
-    """Whether this project itself has an implementation, or a group of them, of this name."""
-    return name in (*names(), *GROUPS)
-
-
 def is_known(name: str) -> bool:
     """Whether an implementation has this name here; a results file may be of another version, or of a person's file."""
     return name in _LOADED or name in names()
@@ -102,29 +90,23 @@ def is_known(name: str) -> bool:
 def chosen(typed: Iterable[str]) -> list[Implementation]:
     """The implementations that these names, of groups too, stand for, each once; raises UsageError as `find`.
 
-    A text such as `./mine.py:attention` runs that file. What a package offers is imported where its name is given.
+    A text such as `./mine.py:attention` runs that file.
     """
     single = [one for name in typed for one in GROUPS.get(name, (name,))]
-    if any(map(is_own_code, single)) and not faulthandler.is_enabled():
+    if any(map(is_reference, single)) and not faulthandler.is_enabled():
         with suppress(Exception):  # without a file behind stderr
             faulthandler.enable(all_threads=False)  # a crash says at which line of a file
     return [entry for name in dict.fromkeys(map(name_of, single)) for entry in every(name)]
 
 
 def name_of(typed: str) -> str:
-    """The name of an implementation as typed; loads it if a file or a package has it. Raises UsageError."""
-    if is_reference(typed):
-        reference = parse_reference(typed)
-        if is_own_name(reference.name):
-            raise UsageError(f"--impl {typed}: {reference.name} is one of mtabench's own names; choose another")
-        return _keep(load(reference))
-    point = None if is_own_name(typed) or typed in _LOADED else entry_points().get(typed)
-    return _keep(load_entry_point(point)) if point else typed
-
-
-def is_own_code(typed: str) -> bool:
-    """Whether a text of --impl is none of our names, but a file or what a package offers; loads nothing."""
-    return is_reference(typed) or (not is_own_name(typed) and typed in entry_points())
+    """The name of an implementation as typed; loads it if a file has it. Raises UsageError."""
+    if not is_reference(typed):
+        return typed
+    reference = parse_reference(typed)
+    if reference.name in (*names(), *GROUPS):
+        raise UsageError(f"--impl {typed}: {reference.name} is one of mtabench's own names; choose another")
+    return _keep(load(reference))
 
 
 def _keep(loaded: Loaded) -> str:
@@ -153,7 +135,7 @@ def typed_as(name: str) -> str:
 
 def loaded_files() -> list[Path]:
     """The files of what --impl loaded in this process."""
-    return [loaded.file for loaded, _ in _LOADED.values() if loaded.file is not None]
+    return [loaded.file for loaded, _ in _LOADED.values()]
 
 
 def splitting_names() -> list[str]:

@@ -10,7 +10,7 @@ from mtabench.environment import resolve_device
 from mtabench.json_output import print_json
 from mtabench.problem.case import PASSES, Case
 from mtabench.problem.operations import PLAIN, make_operation
-from mtabench.registry import GROUPS, Implementation, entry_points, is_own_name, names
+from mtabench.registry import GROUPS, Implementation, names
 from mtabench.tables import print_prose
 
 
@@ -36,10 +36,6 @@ def run(device: str, as_json: bool) -> int:
         print_prose(console, does, " " * width)
         if implementation.note:
             print_prose(console, f"note: {implementation.note}", " " * width)
-    for name, point in entry_points().items():
-        package = f"of {point.dist.name} {point.dist.version}" if point.dist else "of a package"
-        when = "hidden by one of mtabench's own" if is_own_name(name) else "imported when --impl names it"
-        print_prose(console, f"{package} ({point.value}): {when}", f"{name:<{width}}")
     for group, members in GROUPS.items():
         print_prose(console, f"--impl {group} stands for {', '.join(members)}", f"{group:<{width}}")
     return 0
@@ -62,14 +58,7 @@ def _data(device: str, reasons: dict[tuple[str, str, bool], str | None]) -> dict
             "note": one.note or None, "ready": reason is None, "reason": reason,
         })  # fmt: skip
     groups = [{"name": name, "members": members} for name, members in GROUPS.items()]
-    offered = [
-        {
-            "name": name, "value": point.value, "hidden": is_own_name(name),
-            "package": point.dist.name if point.dist else None, "version": point.dist.version if point.dist else None,
-        }
-        for name, point in entry_points().items()
-    ]  # fmt: skip
-    return {"device": device, "implementations": implementations, "offered": offered, "groups": groups}
+    return {"device": device, "implementations": implementations, "groups": groups}
 
 
 def _typical_case(implementation: Implementation, device: str) -> Case:

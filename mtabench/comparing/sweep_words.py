@@ -14,8 +14,8 @@ from mtabench.comparing.pairs import code_folders
 from mtabench.comparing.revisions import Checkout
 from mtabench.console import say
 from mtabench.errors import UsageError
+from mtabench.implementations._user_code import is_reference
 from mtabench.problem.axes import parse_names
-from mtabench.registry import is_own_code
 from mtabench.sweeps.cells_plan import any_plan
 from mtabench.sweeps.plan import Options, Plan
 
@@ -39,7 +39,7 @@ class SweepWords:
     def own_code(self) -> list[str]:
         """What --impl names that is a person's own: functions in files, and what packages offer."""
         typed = self.typed.get("impl")
-        return [text for text in parse_names(typed, "--impl") if is_own_code(text)] if typed else []
+        return [text for text in parse_names(typed, "--impl") if is_reference(text)] if typed else []
 
     def check(self) -> None:
         """Raise UsageError for an option that is not typed here."""

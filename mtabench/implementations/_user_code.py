@@ -1,4 +1,4 @@
-"""Code of the person who measures: a function in a Python file, or one that an installed package offers.
+"""Code of the person who measures: a function in a Python file.
 
 A file is run where a person names it, by `load` alone. No name in a results file leads here.
 """
@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +24,6 @@ from typing import Any
 from mtabench.errors import UsageError
 from mtabench.implementations._own_settings import SideEffectError, own_settings
 
-GROUP = "mtabench.implementations"  # of entry points
 EXAMPLE = "--impl ./mine.py:attention"
 LONG_IMPORT_S = 5.0
 MOST_OFFERED = 6
@@ -47,13 +45,13 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a reference or an entry point leads to; `file` is where its code stands, None if that is not known."""
+    """What a reference leads to; `file` is where its code stands."""
 
     name: str
     typed: str
     value: Any
-    file: Path | None
-    module: ModuleType | None
+    file: Path
+    module: ModuleType
 
     @property
     def words(self) -> str:
@@ -62,7 +60,7 @@ class Loaded:
 
     def settings(self) -> AbstractContextManager[None]:
         """Within, the process has the settings of its module, which its functions share."""
-        return own_settings(self.module.__name__ if self.module else self.name)
+        return own_settings(self.module.__name__)
 
 
 def is_reference(text: str) -> bool:
@@ -104,44 +102,22 @@ def load(reference: Reference) -> Loaded:
     return Loaded(reference.name, reference.typed, value, reference.path.resolve(), module)
 
 
-@functools.cache
-def entry_points() -> dict[str, metadata.EntryPoint]:
-    """What installed packages offer, by name; nothing of it is imported."""
-    return {point.name: point for point in metadata.entry_points(group=GROUP)}
-
-
-def load_entry_point(point: metadata.EntryPoint) -> Loaded:
-    """Import what an installed package offers; raises UsageError, with the package's name, where that fails."""
-    package = point.dist.name if point.dist else "a package"
-    check_name(point.name, f"the entry point {point.name} of {package}", "./FILE.py:FUNCTION")
-    try:
-        with _importing(f"{point.value} of {package}", point.module):
-            value = point.load()
-    except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"--impl {point.name} of {package} cannot be imported from {point.value}: {_text(error)}"
-        ) from error
-    module = sys.modules.get(point.module)
-    file = getattr(module, "__file__", None)
-    return Loaded(point.name, point.name, value, Path(file) if file else None, module)
-
-
-def line_in(error: BaseException, file: Path | None) -> str:
+def line_in(error: BaseException, file: Path) -> str:
     """Where an error came from in a person's own code, `mine.py, line 12`: the innermost place; else an empty text."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{Path(error.filename).name}, line {error.lineno}"
     return _place(traceback.extract_tb(error.__traceback__), file)
 
 
-def was_raised_in(error: BaseException, file: Path | None) -> bool:
+def was_raised_in(error: BaseException, file: Path) -> bool:
     """Whether a line of a person's own code raised an error, and none of what it calls."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(_place(frames[-1:], file))
 
 
-def _place(frames: Sequence[traceback.FrameSummary], file: Path | None) -> str:
+def _place(frames: Sequence[traceback.FrameSummary], file: Path) -> str:
     """The innermost of these frames that is in a person's own code, else an empty text."""
-    own = [frame for frame in frames if file and _is_own(Path(frame.filename), file)]
+    own = [frame for frame in frames if _is_own(Path(frame.filename), file)]
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
 
 
@@ -174,7 +150,7 @@ def _module_of(file: Path, shown: str) -> ModuleType:
 
 
 @contextmanager
-def _importing(what: str, module: str, file: Path | None = None) -> Iterator[None]:
+def _importing(what: str, module: str, file: Path) -> Iterator[None]:
     """Within, code is imported, which may never end: that it takes long is said while it does, and at which line.
 
     What it sets for the whole process holds for what is in the module alone: others are measured as well.

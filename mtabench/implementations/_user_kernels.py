@@ -267,8 +267,7 @@ def _with_backward() -> Any:
 
 def _is_interpreted(loaded: Loaded) -> bool:
     """Whether a kernel of the file runs in Triton's interpreter, which long shapes would keep busy for hours."""
-    kernels = vars(loaded.module).values() if loaded.module else ()
-    return any(type(value).__name__ == "InterpretedFunction" for value in kernels)
+    return any(type(value).__name__ == "InterpretedFunction" for value in vars(loaded.module).values())
 
 
 def _kind(value: Any) -> str:

@@ -8,6 +8,7 @@ from itertools import product
 
 from mta_kernels.operation import Operation
 from mtabench.errors import UsageError
+from mtabench.implementations._user_code import is_reference
 from mtabench.options import Options
 from mtabench.problem import axes
 from mtabench.problem.case import KERNEL_PASSES, Case
@@ -20,7 +21,6 @@ from mtabench.registry import (
     chosen,
     default_names,
     every,
-    is_own_code,
     libraries,
     name_of,
 )
@@ -156,7 +156,7 @@ def check_axes(options: Options) -> None:
         elif name in ("seq", "heads", "kv_heads", "batch", "tokens"):
             axes.parse_ints(text, f"--{name.replace('_', '-')}")
     for name in axes.parse_names(options.impl, "--impl") if options.impl is not None else ():
-        if not is_own_code(name) and name not in GROUPS:
+        if not is_reference(name) and name not in GROUPS:
             every(name)
 
 

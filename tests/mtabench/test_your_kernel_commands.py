@@ -217,54 +217,6 @@ def test_the_roofline_places_a_cell_of_a_function_that_is_not_loaded():
     assert found.executed_flops == found.useful_flops
 
 
-def offer(monkeypatch, tmp_path, value, name="offered"):
-    """Install a package that offers a function by an entry point."""
-    shutil.copy(OWN, tmp_path / "offering.py")
-    folder = tmp_path / "offering-1.2.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: offering\nVersion: 1.2\n")
-    (folder / "entry_points.txt").write_text(f"[mtabench.implementations]\n{name} = {value}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    _user_code.entry_points.cache_clear()
-
-
-@pytest.fixture
-def forgotten():
-    yield
-    _user_code.entry_points.cache_clear()
-
-
-def test_what_a_package_offers_is_listed_and_measured_when_named(mtabench, monkeypatch, tmp_path, forgotten):
-    offer(monkeypatch, tmp_path, "offering:attention")
-    code, out, _ = mtabench("list", "--device", "cpu")
-    assert code == 0
-    assert re.search(r"^offered +of offering 1.2 \(offering:attention\): imported when --impl names it$", out, re.M)
-    assert "offering" not in sys.modules
-    code, out, err = mtabench("fwd", "--impl", "offered", *TINY, "--out", "a.csv")
-    assert code == 0, (out, err)
-    (row,) = csv.DictReader((tmp_path / "a.csv").open())
-    assert (row["impl"], row["status"]) == ("offered", "ok")
-    assert "--impl offered " in row["repro"]
-
-
-@pytest.mark.parametrize(("value", "words"), [
-    ("no_such_module:f", "--impl offered of offering cannot be imported from no_such_module:f: ModuleNotFoundError"),
-    ("offering:nothing", "AttributeError"),
-    ("exiting:f", "cannot be imported from exiting:f: SystemExit: 3"),
-    ("offering:number", "--impl offered is an object of type int"),
-])  # fmt: skip
-def test_a_package_that_offers_what_is_not_there(mtabench, monkeypatch, tmp_path, forgotten, value, words):
-    offer(monkeypatch, tmp_path, value)
-    (tmp_path / "exiting.py").write_text("raise SystemExit(3)\n")
-    refused(mtabench("fwd", "--impl", "offered", *TINY, "--dry-run"), words)
-
-
-def test_a_package_cannot_take_a_name_of_ours(mtabench, monkeypatch, tmp_path, forgotten):
-    offer(monkeypatch, tmp_path, "no_such_module:f", name="eager")
-    assert "hidden by one of mtabench's own" in mtabench("list", "--device", "cpu")[1]
-    assert mtabench("fwd", "--impl", "eager", *TINY, "--dry-run")[0] == 0
-
-
 def test_from_files_to_rows_chart_and_comparison(mtabench, tmp_path):
     """Both examples, beside plain attention of ours; the row's own command measures the cell again."""
     triton, own = "triton_attention:attention", "my_attention:attention"
