@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mtabench.implementations import Closure, Implementation
+from mtabench.implementations import Closure
 from mtabench.problem.case import Case
 
 if TYPE_CHECKING:
@@ -40,6 +39,14 @@ def mta_by(function: Callable[..., Tensor], case: Case, inputs: Inputs, **more: 
     if case.pass_ == "decode":
         options = {"state": inputs.state, **_cache_of(inputs), **case.operation.decode_options}
     return mta_call(function, inputs, inputs.q, **options, **more)
+
+
+def mta_by_backend(backend: str, case: Case, inputs: Inputs) -> Closure:
+    """The same by a backend of the kernels."""
+    from mta_kernels.multi_token_attention import multi_token_attention, multi_token_attention_decode
+
+    function = multi_token_attention_decode if case.pass_ == "decode" else multi_token_attention
+    return mta_by(function, case, inputs, backend=backend)
 
 
 def mta_call(function: Callable[..., Tensor], inputs: Inputs, q: Tensor, **options: Any) -> Closure:
@@ -86,14 +93,6 @@ def typical_call(case: Case) -> dict[str, Any]:
 def typical_conv_call(case: Case) -> dict[str, Any]:
     """The same with the taps."""
     return {**typical_call(case), "query_taps": case.conv.query_taps, "key_taps": case.conv.key_taps}
-
-
-# A rung of the ladder, but for its name, passes, devices and what it says of itself.
-ladder_rung = partial(
-    Implementation, op="attention", groups=("ladder",), by_name=True, build=attention_by_rung, why_not=rung_why_not
-)
-# One that has the forward alone, on GPUs.
-gpu_rung = partial(ladder_rung, passes=("fwd",), devices=("cuda",), compiles=True)
 
 
 def triton_untimed(case: Case) -> str | None:

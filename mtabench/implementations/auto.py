@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
-from mtabench.implementations import Closure, Implementation
-from mtabench.implementations._calls import conv_attention_by, mta_by
-from mtabench.problem.case import Case
-
-if TYPE_CHECKING:
-    from mtabench.problem.inputs import Inputs
-
-
-def build_mta(case: Case, inputs: Inputs) -> Closure:
-    """All steps, or a decode step of them."""
-    from mta_kernels.multi_token_attention import multi_token_attention, multi_token_attention_decode
-
-    decode = case.pass_ == "decode"
-    return mta_by(multi_token_attention_decode if decode else multi_token_attention, case, inputs, backend="auto")
-
+from mtabench.implementations import Implementation
+from mtabench.implementations._calls import conv_attention_by, mta_by_backend
 
 _auto = partial(
     Implementation, name="auto", passes=("fwd", "bwd", "decode"), devices=("cuda",), by_name=True, compiles=True,
@@ -30,11 +16,5 @@ ENTRIES = (
     # Of whichever backend: what any of them has to do.
     _auto(order=65, op="conv-attention", work="tiled", build=partial(conv_attention_by, "auto")),
     # The one backend of all steps is Triton's.
-    _auto(
-        order=95,
-        op="mta",
-        work="staged",
-        build=build_mta,
-        planned=True,
-    ),
+    _auto(order=95, op="mta", work="staged", build=partial(mta_by_backend, "auto"), planned=True),
 )

@@ -1,4 +1,4 @@
-"""The CUDA forward, backward and decode, for every NVIDIA GPU from sm_80 on."""
+"""The CUDA kernels: those for Hopper GPUs, and those for every NVIDIA GPU from sm_80 on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from mtabench.implementations import Implementation, Style
 from mtabench.implementations._calls import backend_why_not, conv_attention_by
 
 ENTRIES = (
+    Implementation(
+        order=40, name="hopper", op="conv-attention", passes=("fwd", "bwd"), devices=("cuda",), work="banded",
+        summary="fused CUDA kernels for H100 and H200, the convolution as banded products on the tensor cores",
+        note="above head dim 128 with the backward of cuda",
+        build=partial(conv_attention_by, "hopper"), why_not=partial(backend_why_not, "hopper"),
+        ranks_backend="hopper",
+        style=Style("#0072B2", "#4FA3FF", "X", "-"), compiles=True,
+        planned=True,
+    ),
     Implementation(
         order=50, name="cuda", op="conv-attention", passes=("fwd", "bwd", "decode"), devices=("cuda",), work="banded",
         summary="fused CUDA kernels for every NVIDIA GPU from sm_80 on, the convolution as banded products on the "
