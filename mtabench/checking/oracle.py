@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from mta_ladder import attention_reference
 from mtabench.checking.sample import CONVOLUTIONS, backward_sample, decode_sample, forward_sample
 from mtabench.implementations._calls import mta_call
 from mtabench.problem.case import Case
-from mtabench.problem.inputs import DTYPES, MIXERS, SEED, Inputs
+from mtabench.problem.inputs import DTYPES, FINISHERS, MIXERS, SEED, Inputs
 from mtabench.prose import plural
 
 NORM_FACTOR, ROW_FACTOR = 2, 4
@@ -280,6 +280,20 @@ def outside_values(out: Tensor, v: Tensor, slack: float) -> Tensor:
     margin = slack * max(low.abs().max().item(), high.abs().max().item())
     low, high = (x.repeat_interleave(out.shape[1] // v.shape[1], dim=1) for x in (low, high))
     return (out < low - margin) | (out > high + margin)
+
+
+def finished(case: Case, inputs: Inputs, out: Tensor) -> Tensor:
+    """What norm and gate of the case make of `out [B, Hq, M, D]`, in its dtype; the same where it has neither.
+
+    Each row of `out` is the value of a sequence of one token, whose attention is that value.
+    """
+    after: dict[str, Any] = {name: x.to(out.dtype) for name, x in inputs.mixers.items() if name in FINISHERS}
+    if case.operation.norm:
+        after["depth"] = case.operation.norm.depth
+    values = out.transpose(1, 2).flatten(0, 1)[:, :, None]
+    query = torch.zeros_like(values)
+    rows = multi_token_attention_reference(query, query, values, **after)
+    return rows[:, :, 0].unflatten(0, (out.shape[0], -1)).transpose(1, 2)
 
 
 def _forward(case: Case, inputs: Inputs, seed: int) -> dict[str, Bound]:

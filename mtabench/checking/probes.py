@@ -17,8 +17,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from mtabench.checking.finish import finished
-from mtabench.checking.oracle import MIXER_GRADIENTS, row_errors
+from mtabench.checking.oracle import MIXER_GRADIENTS, finished, row_errors
 from mtabench.checking.sample import border_near
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import FINISHERS, Inputs, unnoticed

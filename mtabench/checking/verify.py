@@ -16,11 +16,9 @@ from torch import Tensor
 from mta_kernels.conv_attention import identity_weight
 from mta_kernels.operation import ONE_TAP, PAGE_SIZES, Operation
 from mta_ladder import attention_reference
-from mtabench.checking.finish import finished
 from mtabench.checking.judge import Judge, results_of
-from mtabench.checking.oracle import Bound, Check, Oracle, is_average, outside_values, tolerance_floor
+from mtabench.checking.oracle import Bound, Check, Oracle, finished, is_average, outside_values, tolerance_floor
 from mtabench.checking.sample import CONVOLUTIONS
-from mtabench.checking.views import expanded, tokens_first
 from mtabench.environment import let_triton_interpret
 from mtabench.errors import UnsupportedError
 from mtabench.measuring.failures import WrongResultError
@@ -503,3 +501,37 @@ def _text(case: Case) -> str:
     heads = f"{case.heads}" if case.heads == case.kv_heads else f"{case.heads}/{case.kv_heads}"
     words = [case.dtype, f"{case.batch} x {heads} x {case.seq} x {case.head_dim}", case.steps]
     return " ".join(word for word in words if word) + ("" if case.operation.causal else " full")
+
+
+def tokens_first(inputs: Inputs) -> Inputs:
+    """The same values, where q, k, v and dout lie as `[B, N, H, D]`, mixers transposed, lengths two apart."""
+
+    def moved(x: Tensor) -> Tensor:
+        if x.dim() == 1:
+            apart = torch.stack([x.detach(), torch.zeros_like(x)], 1)[:, 0]
+            return apart.requires_grad_(x.requires_grad)
+        dims = (1, 2) if x.dim() > 2 else (0, 1)
+        return x.detach().transpose(*dims).contiguous().transpose(*dims).requires_grad_(x.requires_grad)
+
+    dout, lengths = inputs.dout, inputs.lengths
+    leaves: dict[str, Any] = {name: moved(x) for name, x in inputs.differentiable.items()}
+    return Inputs(
+        **leaves,
+        dout=None if dout is None else moved(dout),
+        lengths=None if lengths is None else torch.stack([lengths, torch.zeros_like(lengths)], 1)[:, 0],
+    ).with_state()
+
+
+def expanded(inputs: Inputs, with_dout: bool = True) -> Inputs:
+    """All KV heads with the keys and values of the first, and all rows with its dout, which lie in memory once.
+
+    Unless `with_dout`, that of each row is in memory of its own.
+    """
+
+    def expand(x: Tensor, dim: int) -> Tensor:
+        return x.detach().narrow(dim, 0, 1).clone().expand_as(x).requires_grad_(x.requires_grad)
+
+    dout = None if inputs.dout is None else expand(inputs.dout, 2)
+    if dout is not None and not with_dout:
+        dout = dout.contiguous()
+    return replace(inputs, k=expand(inputs.k, 1), v=expand(inputs.v, 1), dout=dout).with_state()

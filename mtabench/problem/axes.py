@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mta_kernels.operation import PAGE_SIZES
 from mtabench.errors import UsageError
@@ -101,43 +102,24 @@ def parse_optional_convs(text: str, what: str) -> list[Taps | None]:
 
 def parse_mixes(text: str) -> list[str]:
     """The mixings of heads, each as `operations.group_sizes` reads it: `heads,4,none`; raises UsageError."""
-    mixes = [part.lower() for part in _parts(text, "--mix", "expected heads, none or a number of heads a group")]
-    for mix in mixes:
-        group_sizes(mix)  # whether they divide the heads is seen with the heads
-    return list(dict.fromkeys(mixes))
+    # Whether they divide the heads is seen with the heads.
+    return _each(text, "--mix", "expected heads, none or a number of heads a group", group_sizes)
 
 
 def parse_norms(text: str) -> list[str]:
     """The norms of each head's output, each as `operations.norm_of` reads it: `rms,depth2,none`; raises UsageError."""
-    norms = [part.lower() for part in _parts(text, "--norm", NORMS)]
-    for norm in norms:
-        norm_of(norm)
-    return list(dict.fromkeys(norms))
+    return _each(text, "--norm", NORMS, norm_of)
 
 
 def parse_gates(text: str) -> list[str]:
     """The gates of each head's output, each as `operations.gate_of` reads it: `one,full,none`; raises UsageError."""
-    gates = [part.lower() for part in _parts(text, "--gate", f"expected one or more of {', '.join(GATES)}")]
-    for gate in gates:
-        gate_of(gate)
-    return list(dict.fromkeys(gates))
+    return _each(text, "--gate", f"expected one or more of {', '.join(GATES)}", gate_of)
 
 
 def parse_splits(text: str) -> list[int | str]:
     """The numbers of splits of a decode sweep, 1 to MAX_SPLITS, "auto" among them if named; raises UsageError."""
     expected = f"expected auto, or numbers from 1 to {MAX_SPLITS} such as auto,1..{MAX_SPLITS}"
-    values: list[int | str] = []
-    for part in _parts(text, "--splits", expected):
-        if part.lower() == "auto":
-            values.append("auto")
-            continue
-        if not part[:1].isdigit():
-            raise UsageError(f"--splits cannot read {part!r}; {expected}")
-        numbers = parse_ints(part, "--splits")
-        if max(numbers) > MAX_SPLITS:
-            raise UsageError(f"--splits {part} is out of range; {expected}")
-        values.extend(numbers)
-    return list(dict.fromkeys(values))
+    return _numbers(text, "--splits", expected, {"auto": "auto"}, range(MAX_SPLITS + 1), "out of range")
 
 
 def parse_page_sizes(text: str) -> list[int | None]:
@@ -146,18 +128,7 @@ def parse_page_sizes(text: str) -> list[int | None]:
     Raises UsageError.
     """
     expected = f"expected none, which is a contiguous cache, or keys a page: {', '.join(map(str, PAGE_SIZES))}"
-    values: list[int | None] = []
-    for part in _parts(text, "--page-size", expected):
-        if part.lower() == NONE:
-            values.append(None)
-            continue
-        if not part[:1].isdigit():
-            raise UsageError(f"--page-size cannot read {part!r}; {expected}")
-        numbers = parse_ints(part, "--page-size")
-        if not set(numbers) <= set(PAGE_SIZES):
-            raise UsageError(f"--page-size {part} is no size that pages can have; {expected}")
-        values.extend(numbers)
-    return list(dict.fromkeys(values))
+    return _numbers(text, "--page-size", expected, {NONE: None}, PAGE_SIZES, "no size that pages can have")
 
 
 def parse_names(text: str, what: str) -> list[str]:
@@ -204,6 +175,32 @@ def _parts(text: str, what: str, expected: str) -> Iterator[str]:
     if not all(parts):
         raise UsageError(f"{what} {text!r} has an empty place between commas; {expected}")
     return iter(parts)
+
+
+def _each(text: str, what: str, expected: str, check: Callable[[str], object]) -> list[str]:
+    """The names in a list, in lower case, each once, for each of which `check` raises no UsageError."""
+    names = list(dict.fromkeys(part.lower() for part in _parts(text, what, expected)))
+    for name in names:
+        check(name)
+    return names
+
+
+def _numbers(
+    text: str, what: str, expected: str, words: Mapping[str, Any], known: Container[int], wrong: str
+) -> list[Any]:
+    """The numbers in a list that are `known`, and the values of `words`, each once; raises UsageError."""
+    values: list[Any] = []
+    for part in _parts(text, what, expected):
+        if part.lower() in words:
+            values.append(words[part.lower()])
+            continue
+        if not part[:1].isdigit():
+            raise UsageError(f"{what} cannot read {part!r}; {expected}")
+        numbers = parse_ints(part, what)
+        if not all(number in known for number in numbers):
+            raise UsageError(f"{what} {part} is {wrong}; {expected}")
+        values.extend(numbers)
+    return list(dict.fromkeys(values))
 
 
 def _taps(part: str, what: str, expected: str) -> Taps:

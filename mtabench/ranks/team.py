@@ -26,8 +26,9 @@ from mtabench.results.results_file import key_of
 from mtabench.results.rows import Row, cell_row, sample_lines, timed_row
 from mtabench.results.writer import Writer
 from mtabench.sweeps.plan import Plan
-from mtabench.sweeps.sweep import Sweep, Watcher, interruptible, new_sweep, words
+from mtabench.sweeps.sweep import Sweep, interruptible, new_sweep, words
 from mtabench.sweeps.this_process import ThisProcess
+from mtabench.sweeps.watching import Watcher
 
 ONE_RANK = "1 rank"
 

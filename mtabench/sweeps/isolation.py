@@ -13,7 +13,8 @@ from mtabench.results.rows import Row, cell_row
 from mtabench.results.writer import Writer
 from mtabench.sweeps.measuring_process import MeasuringProcess, Outcome, Request
 from mtabench.sweeps.plan import Plan
-from mtabench.sweeps.sweep import Sweep, Watcher, interruptible, new_sweep, shapes
+from mtabench.sweeps.sweep import Sweep, interruptible, new_sweep, shapes
+from mtabench.sweeps.watching import Watcher
 
 CELL_TIMEOUT_S = 600.0
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,6 +36,10 @@ from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.readiness import memory_reason, unsupported_reason
 from mtabench.sweeps.settings import measuring_words
 
+if TYPE_CHECKING:
+    from mtabench.sweeps.watching import Watcher
+    from mtabench.transformer.problem import ModelProblem
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:
@@ -45,41 +49,28 @@ class Verified:
     rel_error: float | None
 
 
-class Problem(Protocol):
-    """The cells of one problem: whether their results are right, and what to time of those that are."""
-
-    def check(self, case: Case) -> Check:
-        """Judge the implementation of a cell."""
-
-    def timed(self, case: Case) -> timing.Timed:
-        """What to time of a cell that was right; raises WrongResultError if it is not after all."""
-
-    def rest(self) -> None:
-        """Hold no memory of a GPU that timing does not need."""
-
-
 class KernelProblem:
-    """A problem of kernels, judged by float64."""
+    """The kernels of one problem, judged by float64: whether their results are right, and what to time."""
 
     def __init__(self, case: Case, seed: int) -> None:
         self._inputs = make_inputs(case, seed)
         self._judge = Judge(case, self._inputs, seed)
 
     def check(self, case: Case) -> Check:
-        """See `Problem`."""
+        """Judge the implementation of a cell."""
         return self._judge.first_of(implementation_of(case).build(case, self._inputs), case)
 
     def timed(self, case: Case) -> timing.Timed:
-        """See `Problem`."""
+        """What to time of a cell that was right; raises WrongResultError if it is not after all."""
         made = implementation_of(case)
         return replace(timing.timed(case, made.build, self._inputs), watch=self._judge.watch(), within=made.within)
 
     def rest(self) -> None:
-        """See `Problem`."""
+        """Hold no memory of a GPU that timing does not need."""
         self._judge.rest()
 
 
-def problem_of(case: Case, seed: int) -> Problem:
+def problem_of(case: Case, seed: int) -> KernelProblem | ModelProblem:
     """The problem of a cell, of kernels or of a model; raises torch.OutOfMemoryError, say, where it does not fit."""
     if case.layers is None:
         return KernelProblem(case, seed)
@@ -92,26 +83,6 @@ class SweepInterruptedError(MtabenchError):
     """Ctrl-C in a sweep: what ended is kept."""
 
     exit_code = 130
-
-
-class Watcher(Protocol):
-    """What shows a sweep to a person."""
-
-    def doing(self, text: str) -> None:
-        """What the sweep works on from now on."""
-
-    def ended(self, row: Row) -> None:
-        """A cell's row is on disk."""
-
-
-class Sink(Protocol):
-    """Where the rows of a sweep go: a Writer, or what stands for one in another process."""
-
-    path: Path
-    done: dict[Key, dict[str, str]]
-
-    def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
-        """Keep rows and their samples, as a Writer does."""
 
 
 @dataclass(eq=False)
@@ -210,9 +181,9 @@ class Sweep:
     """One process's part of a sweep; `ceilings` by dtype, to which it adds those it needs, None if there are none."""
 
     plan: Plan
-    writer: Sink
+    writer: Writer | Messenger
     settings: timing.Settings
-    watcher: Watcher
+    watcher: Watcher | Messenger
     facts: RunFacts
     ceilings: dict[str, Ceilings | None]
     statuses: Counter[str] = field(default_factory=Counter)
