@@ -1,17 +1,30 @@
-"""What a sweep writes: its columns, samples and splits, and the command that measures a cell again."""
+"""A sweep: what it writes, cells that get no time, going on after a stop, and the ceilings of its device."""
 
 import csv
 
 import pytest
 import torch
-from planted_sweeps import TIME_COLUMNS, make_plant, run, without_warm_up
+from planted_sweeps import TIME_COLUMNS, make_plant, raising, run, statuses, without_warm_up
 from typer.main import get_command
 
+from mta_kernels.operation import Operation
+from mtabench import environment, registry
 from mtabench.cli import app
-from mtabench.results.results_file import read_results, samples_path
+from mtabench.commands import roofline
+from mtabench.errors import MtabenchError
+from mtabench.measuring import timing
+from mtabench.measuring.ceilings import Ceilings
+from mtabench.measuring.kept_ceilings import keep_ceilings, read_ceilings
+from mtabench.problem.case import Case
+from mtabench.problem.work import bytes_moved
+from mtabench.results.facts import RunFacts
+from mtabench.results.results_file import key_of, read_file, read_results, samples_path
+from mtabench.results.rows import timed_row
+from mtabench.results.writer import Writer
 from mtabench.sweeps import sweep
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.settings import make_settings, measuring_words
+from mtabench.sweeps.table import roof_lines
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +142,312 @@ def test_the_baselines_auto_is_what_speedups_refer_to(tmp_path, plant):
     assert set(table["baseline"]) == {"planted"}
     auto_ms = table.loc[table["splits"] == "auto", "median_ms"].item()
     assert table["speedup"].tolist() == pytest.approx((auto_ms / table["median_ms"]).tolist(), rel=1e-4)
+
+
+LAST = torch.tensor([15])
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda out: out * 1.001, id="a little too large"),
+        pytest.param(lambda out: out * torch.ones_like(out).index_fill_(3, LAST, float("nan")), id="nan"),
+        pytest.param(lambda out: out.roll(1, dims=1), id="heads mixed up"),
+    ],
+)
+def test_a_wrong_kernel_gets_no_time(tmp_path, plant, pass_, spoil):
+    path = tmp_path / "out.csv"
+    plant("planted", lambda case, closure: lambda: spoil(closure()))
+    run(path, "eager,planted", pass_=pass_, seq="32")
+    table = read_results(path).set_index("impl")
+    assert table["status"].to_dict() == {"eager": "ok", "planted": "wrong"}
+    assert table.loc["planted", TIME_COLUMNS].isna().all()
+    assert table.loc["planted", "timer"] == ""
+    assert table.loc["planted", "reason"]
+    assert "planted" not in samples_path(path).read_text()
+
+
+def test_a_wrong_baseline_gives_no_speedup(tmp_path, plant):
+    plant("planted", lambda case, closure: lambda: closure() * 1.01)
+    run(tmp_path / "out.csv", "planted,eager", baseline="planted")
+    table = read_results(tmp_path / "out.csv").set_index("impl")
+    assert table.loc["eager", "speedup"].isna().all()
+    assert set(table.loc["eager", "baseline"]) == {""}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (RuntimeError("bad launch\nwith a long story"), "error", "RuntimeError: bad launch"),
+        (NotImplementedError(), "error", "NotImplementedError"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 GiB"), "oom", "Tried to allocate 8 GiB"),
+        (MemoryError(), "oom", "out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "oom", "can't allocate memory"),
+    ],
+)
+def test_an_implementation_that_raises_is_a_row(tmp_path, plant, error, status, reason):
+    path = tmp_path / "out.csv"
+    plant("planted", raising(error, at=16))
+    run(path, "planted,eager")
+    assert statuses(path) == {
+        ("planted", 16): status, ("eager", 16): "ok", ("planted", 32): "ok", ("eager", 32): "ok",
+    }  # fmt: skip
+    row = read_results(path).iloc[0]
+    assert reason in row["reason"]
+    assert "long story" not in row["reason"]
+    assert "\n" not in row["reason"]
+
+
+def test_an_implementation_that_raises_while_timed_is_a_row(tmp_path, plant):
+    path = tmp_path / "out.csv"
+    calls = []
+
+    def change(case, closure):
+        def call():
+            calls.append(case)
+            if len(calls) > 2:
+                raise RuntimeError("tired")
+            return closure()
+
+        return call
+
+    plant("planted", change)
+    run(path, "planted,eager", seq="16")
+    assert statuses(path) == {("planted", 16): "error", ("eager", 16): "ok"}
+    assert read_results(path)["median_ms"].isna().tolist() == [True, False]
+
+
+def test_unsupported_cells_say_why(tmp_path, plant):
+    path = tmp_path / "out.csv"
+    plant("planted", lambda case, closure: closure, passes=("fwd",))
+    run(path, "planted,triton,sdpa-cudnn,eager", pass_="bwd", seq="16")
+    table = read_results(path).set_index("impl")
+    assert table["status"].to_dict() == {
+        "planted": "unsupported", "triton": "unsupported", "sdpa-cudnn": "unsupported", "eager": "ok",
+    }  # fmt: skip
+    assert "no bwd pass" in table.loc["planted", "reason"]
+    assert (table.loc[["planted", "triton", "sdpa-cudnn"], "reason"] != "").all()
+
+
+def test_what_cannot_fit_into_a_cpus_memory_is_not_tried(tmp_path, plant, monkeypatch):
+    path = tmp_path / "out.csv"
+    monkeypatch.setattr(environment, "available_memory_bytes", lambda device: 2**20)
+    plant("planted", raising(AssertionError("this was to be left alone"), at=4096))
+    run(path, "planted", seq="16,4096")
+    assert statuses(path) == {("planted", 16): "ok", ("planted", 4096): "oom"}
+    assert "GiB" in read_results(path)["reason"][1]
+
+
+def test_a_check_that_has_no_room_is_a_row(tmp_path, monkeypatch):
+    path = tmp_path / "out.csv"
+
+    def no_room(case, inputs, seed):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(sweep, "Judge", no_room)
+    run(path, "eager,sdpa-math", seq="16")
+    assert set(statuses(path).values()) == {"oom"}
+
+
+def test_a_throttled_or_impossible_time_is_invalid_and_gives_no_speedup(tmp_path, monkeypatch):
+    path = tmp_path / "out.csv"
+    measure = sweep.timing.measure
+
+    def throttled(cells, device, settings):
+        found = measure(cells, device, settings)
+        for case, measurement in found.items():
+            measurement.throttled = case.impl == "eager"
+        return found
+
+    monkeypatch.setattr(sweep.timing, "measure", throttled)
+    run(path, "eager,sdpa-math", seq="16")
+    table = read_results(path).set_index("impl")
+    assert table["status"].to_dict() == {"eager": "invalid", "sdpa-math": "ok"}
+    assert "throttled" in table.loc["eager", "reason"]
+    assert table["throttled"].to_dict() == {"eager": "true", "sdpa-math": "false"}
+    assert table["speedup"].isna().all()
+
+
+def test_ctrl_c_keeps_what_ended_and_resume_does_the_rest(tmp_path, plant, monkeypatch):
+    path = tmp_path / "out.csv"
+    plant("planted", raising(KeyboardInterrupt(), at=32))
+    with pytest.raises(sweep.SweepInterruptedError) as caught:
+        run(path, "eager,planted", seq="16,32,48")
+    assert caught.value.exit_code == 130
+    assert f"2 of 6 cells in {path}" in str(caught.value)
+    assert "--resume" in str(caught.value)
+    kept = path.read_bytes()
+    assert set(statuses(path)) == {("eager", 16), ("planted", 16)}
+    assert not list(tmp_path.glob(".*.lock"))
+
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", registry.IMPLEMENTATIONS[:-1])
+    plant("planted", lambda case, closure: closure)
+    plan, watcher = run(path, "eager,planted", seq="16,32,48", resume=True)
+    assert path.read_bytes().startswith(kept)
+    assert len(watcher.rows) == 4
+    with Writer(path, resume=True) as writer:
+        assert list(writer.done) == [key_of(case) for case in plan.cases]
+    assert read_results(path)["run_id"].nunique() == 2
+
+
+def test_resume_with_nothing_left_measures_nothing(tmp_path, plant):
+    path = tmp_path / "out.csv"
+    plant("planted", raising(RuntimeError("once is enough"), at=16))
+    run(path, "eager,planted")
+    before = path.read_bytes()
+    _, watcher = run(path, "eager,planted", resume=True)
+    assert watcher.rows == []
+    assert path.read_bytes() == before
+
+
+def test_resume_measures_the_splits_that_are_missing(tmp_path, plant):
+    path = tmp_path / "out.csv"
+    built = []
+
+    def change(case, closure):
+        built.append(case.splits)
+        return closure
+
+    plant("planted", change, splits=True)
+    run(path, "planted", pass_="decode", seq="16", splits="auto,2", baseline="planted")
+    built.clear()
+    _, watcher = run(path, "planted", pass_="decode", seq="16", splits="auto,1..4", baseline="planted", resume=True)
+    assert [row["splits"] for row in watcher.rows] == ["1", "4"]
+    assert set(built) == {"auto", 1, 4}  # the baseline takes part again, and the other splits in the file do not
+    assert read_results(path)["splits"].tolist() == ["auto", "2", "1", "4"]
+    assert (read_results(path)["speedup"] > 0).all()
+
+
+def test_a_rival_added_later_is_timed_beside_its_baseline(tmp_path, plant):
+    path = tmp_path / "out.csv"
+    run(path, "eager", seq="16")
+    calls = []
+
+    def change(case, closure):
+        calls.append(case)
+        return closure
+
+    plant("planted", change)
+    _, watcher = run(path, "eager,planted", seq="16", resume=True)
+    assert [row["impl"] for row in watcher.rows] == ["planted"]
+    table = read_results(path)
+    assert table["impl"].tolist() == ["eager", "planted"]
+    assert table["speedup"][1] > 0
+    assert table["speedup"][1] * table["median_ms"][1] != pytest.approx(table["median_ms"][0], rel=1e-5)
+
+
+def test_a_broken_gpu_context_ends_the_sweep_with_what_was_measured(tmp_path, plant, monkeypatch):
+    path = tmp_path / "out.csv"
+    broken = []
+
+    def change(case, closure):
+        def call():
+            if case.seq == 32:
+                broken.append(case)
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return closure()
+
+        return call
+
+    plant("planted", change)
+    monkeypatch.setattr(sweep.environment, "device_works", lambda device: not broken)
+    with pytest.raises(MtabenchError, match=r"context is broken.*seq 32.*--resume") as caught:
+        run(path, "planted,eager", seq="16,32,48")
+    assert caught.value.exit_code == 1
+    assert statuses(path) == {("planted", 16): "ok", ("eager", 16): "ok", ("planted", 32): "error"}
+    broken.clear()
+    run(path, "planted,eager", seq="16,32,48", resume=True)
+    assert len(statuses(path)) == 6
+
+
+def test_of_cells_that_fail_with_a_broken_context_only_the_first_gets_a_row(tmp_path, monkeypatch):
+    path = tmp_path / "out.csv"
+    broken = []
+
+    def measure(cells, device, settings):
+        broken.append(True)
+        return {case: RuntimeError("CUDA error") for case in cells}
+
+    monkeypatch.setattr(sweep.timing, "measure", measure)
+    monkeypatch.setattr(sweep.environment, "device_works", lambda device: not broken)
+    with pytest.raises(MtabenchError, match="context is broken"):
+        run(path, "eager,sdpa-math", seq="16")
+    assert statuses(path) == {("eager", 16): "error"}
+
+
+def test_ceilings_kept_beside_the_file_are_not_measured_again(tmp_path, monkeypatch):
+    measured = []
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: measured.append(dtype) or Ceilings(1.0, 1.0))
+    kept = Ceilings(copy_gbytes_s=1e-3, matmul_tflops=1e3, read_gbytes_s=2e-3)
+    keep_ceilings(tmp_path / "ceilings.json", environment.describe("cpu"), {"fp32": kept})
+    plan, _ = run(tmp_path / "out.csv", "eager", seq="16", dtype="fp32,fp16")
+    assert measured == ["fp16"]
+    row = read_results(tmp_path / "out.csv").iloc[0]
+    seconds = bytes_moved(plan.cases[0]) / (kept.copy_gbytes_s * 1e9)
+    assert row["fraction_of_roofline"] == pytest.approx(1e3 * seconds / row["median_ms"], rel=1e-4)
+
+
+def test_ceilings_of_a_sweep_are_kept_for_its_roofline(tmp_path, monkeypatch, capsys):
+    known = Ceilings(copy_gbytes_s=2.0, matmul_tflops=0.25, read_gbytes_s=3.0)
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: known)
+    run(tmp_path / "out.csv", "eager", seq="16")
+    assert read_ceilings(tmp_path / "ceilings.json", environment.describe("cpu")) == {"fp32": known}
+    assert roofline.run([tmp_path / "out.csv"], [], None, False) == 0
+    assert "250 GFLOP/s from ceilings.json" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_busy_cpu_gives_no_share_of_the_roofline_and_says_why(tmp_path, monkeypatch):
+    def busy(device, dtype):
+        raise MtabenchError("another job runs")
+
+    monkeypatch.setattr(sweep, "measure_ceilings", busy)
+    run(tmp_path / "out.csv", "eager", seq="16")
+    (text,) = roof_lines(read_file(tmp_path / "out.csv").rows())
+    assert text.startswith("no share of the roofline: another job had the cores")
+    assert not (tmp_path / "ceilings.json").exists()
+
+
+def test_decode_is_held_against_reading_and_the_other_passes_against_copying(tmp_path, monkeypatch):
+    known = Ceilings(copy_gbytes_s=1e-3, matmul_tflops=1e3, read_gbytes_s=2e-3)
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: known)
+    for pass_, rate, told in (("decode", 2e-3, 2e-3), ("fwd", 1e-3, None)):
+        plan, _ = run(tmp_path / f"{pass_}.csv", "eager", seq="16", pass_=pass_)
+        (row,) = read_results(tmp_path / f"{pass_}.csv").to_dict("records")
+        seconds = bytes_moved(plan.cases[0]) / (rate * 1e9)
+        assert row["fraction_of_roofline"] == pytest.approx(1e3 * seconds / row["median_ms"], rel=1e-4)
+        assert row["read_gbytes_s"] == told or (told is None and row["read_gbytes_s"] != row["read_gbytes_s"])
+
+
+def test_kept_ceilings_without_reading_are_measured_again(tmp_path, monkeypatch):
+    found = Ceilings(2e-3, 2e3, read_gbytes_s=4e-3)
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: found)
+    keep_ceilings(tmp_path / "ceilings.json", environment.describe("cpu"), {"fp32": Ceilings(1e-3, 1e3)})
+    run(tmp_path / "out.csv", "eager", seq="16")
+    assert read_ceilings(tmp_path / "ceilings.json", environment.describe("cpu")) == {"fp32": found}
+
+
+def test_a_decode_as_fast_as_the_device_reads_is_valid(monkeypatch):
+    """cuDNN on an H200, 16 sequences of 65536 keys: 4652 GB/s, where a copy moves 4240."""
+    case = Case("decode", "sdpa-cudnn", Operation.of(None, 64), "bf16", 16, 16, 16, 65536, 64, None, "cuda")
+    facts = RunFacts("a", "2026-01-02T03:04:05Z", {"device": "NVIDIA H200"})
+    measurement = timing.Measurement("graph", "cold", [[0.923] * 10] * 5)
+    row = timed_row(case, facts, measurement, 1e-3, Ceilings(4220.0, 784.0, 4700.0))
+    assert row["gbytes_s"] == pytest.approx(4652, rel=1e-3)
+    assert row["status"] == "ok"
+    assert row["fraction_of_roofline"] == pytest.approx(0.99, abs=0.001)
+    slow = timed_row(case, facts, measurement, 1e-3, Ceilings(3000.0, 784.0, 4200.0))
+    assert (slow["status"], slow["reason"]) == (
+        "invalid", "1.11 times as fast as the device's measured ceilings allow",
+    )  # fmt: skip
+
+
+def test_ceilings_that_cannot_be_measured_leave_their_column_empty(tmp_path, monkeypatch):
+    def fail(device, dtype):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(sweep, "measure_ceilings", fail)
+    run(tmp_path / "out.csv", "eager", seq="16")
+    row = read_results(tmp_path / "out.csv").iloc[0]
+    assert row["status"] == "ok"
+    assert row[["fraction_of_roofline"]].isna().all()
