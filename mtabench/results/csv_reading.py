@@ -93,6 +93,14 @@ def check_file(path: Path) -> None:
         raise UsageError(f"cannot read {path} as a CSV file: it is not a regular file")
 
 
+def plain_lines(path: Path, most_bytes: int) -> bytes:
+    """The whole lines of a file of printable ASCII; raises UsageError, and ValueError for one of other texts."""
+    content = _content(path, most_bytes)
+    if content.translate(None, _PLAIN) or b'"' in content:
+        raise ValueError("not plain")
+    return content[: content.rfind(b"\n") + 1]
+
+
 def _content(path: Path, most_bytes: int) -> bytes:
     """The bytes of a file; raises UsageError."""
     try:

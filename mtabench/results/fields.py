@@ -7,7 +7,7 @@ overflows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Literal, NamedTuple
 
@@ -44,15 +44,6 @@ def positive(text: str) -> str:
     if not _QUANTITY.fullmatch(text) or not LEAST <= float(text) <= MOST:
         raise ValueError(f"a number from {LEAST:g} to {MOST:g}, such as 1.25 or 3e-05")
     return text
-
-
-def positives(texts: Sequence[str]) -> list[float]:
-    """Such quantities as numbers, checked together in a fraction of the time."""
-    if all(map(_QUANTITY.fullmatch, texts)):
-        numbers = list(map(float, texts))
-        if min(numbers, default=LEAST) >= LEAST and max(numbers, default=MOST) <= MOST:
-            return numbers
-    raise ValueError(f"numbers from {LEAST:g} to {MOST:g}")
 
 
 def flag(text: str) -> str:

@@ -11,7 +11,7 @@ from written_runs import WITH_TIME, case, rounds, write_pair
 
 from mtabench.comparing.compare import NotComparableError, compare
 from mtabench.errors import UsageError
-from mtabench.results.runs import read_run
+from mtabench.results.runs import read_run, read_samples
 
 
 @pytest.fixture
@@ -185,3 +185,11 @@ def test_one_run_given_as_two_is_refused(pair, tmp_path):
     run = read_run(tmp_path / "base.csv")
     with pytest.raises(UsageError, match="same run"):
         compare(run, run, 0.02)
+
+
+@pytest.mark.parametrize(("cell", "first"), [("c", "1"), ("c", "1.0"), ("é", "1")])
+def test_samples_of_a_round_need_not_stand_together(tmp_path, cell, first):
+    """Whether pandas reads the file as it is, or it is checked line by line."""
+    lines = [f"NA,{cell},{first},1,2.5", f"NA,{cell},2,1,1e-3", f"7,{cell},1,1,4", f"NA,{cell},1,2,3"]
+    (tmp_path / "a.samples.csv").write_text("\n".join(["run_id,cell,round,sample,ms", *lines, "NA,c,1,3,0.25"]))
+    assert read_samples(tmp_path / "a.csv") == {("NA", cell): ((2.5, 3.0), (0.001,)), ("7", cell): ((4.0,),)}
