@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from training_scripts import assert_kept, command_line, names_of, without_interpreter  # noqa: F401
+from training_scripts import assert_kept, assert_refused, command_line, names_of, without_interpreter  # noqa: F401
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[transformers]'")
 
@@ -163,12 +163,8 @@ def test_no_step_sees_a_piece_that_is_held_out(task):
         (("--model", "nothing-such"), "cannot load --model nothing-such: "),
     ],
 )
-def test_bad_input_is_one_sentence(command, tmp_path, words, sentence):
-    code, out, error = command(*TINY, *words, "--out", tmp_path / "x.csv")
-    assert code == 2
-    assert out == ""
-    assert sentence in error.splitlines()[-1]
-    assert not (tmp_path / "x.csv").exists()
+def test_bad_input_is_one_sentence(command, tmp_path_factory, words, sentence):
+    assert_refused(command, tmp_path_factory.mktemp("out"), (*TINY, *words), sentence)
 
 
 def test_without_transformers_it_says_what_to_install(command, monkeypatch):

@@ -6,10 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
-from fake_mta_backend import FAKE
 from training_scripts import command_line, names_of, without_interpreter  # noqa: F401
-
-from mta_kernels.multi_token_attention import backends as mta_backends
 
 MODULES = ("toy_task.sequences", "toy_task.model", "toy_task.training", "toy_task.chart", "train_toy")
 TINY = ("--device", "cpu", "--blocks", "2", "--batch", "16", "--seeds", "2")
@@ -102,25 +99,6 @@ def test_rivals_differ_in_their_own_weights_alone_and_convolutions_start_as_the_
     assert [models[name].layers[0].attention.mta.backend for name in ("mta", "mta-eager")] == ["auto", "reference"]
 
 
-@pytest.mark.parametrize("fault", [1.0, 1.5])
-def test_fused_multi_token_attention_learns_as_eager(toy, setting, monkeypatch, fault):
-    """The kernels are stood in for; a wrong gradient of them shows in the loss."""
-
-    def backward(*arguments, **options):
-        dq, *others = FAKE.backward(*arguments, **options)
-        return dq * fault, *others
-
-    monkeypatch.setattr(mta_backends, "KERNELS", (replace(FAKE, backward=backward),))
-    batch = next(toy.draw_batches(setting(), torch.Generator().manual_seed(1)))[:8]
-    losses = []
-    for attention in ("mta", "mta-eager"):
-        trainer = toy.Trainer(replace(setting(attention), layers=1, batch=8), "cpu")
-        for _ in range(3):
-            trainer.step(batch, 1e-2)
-        losses.append(float(trainer.loss))
-    assert (abs(losses[0] - losses[1]) < 1e-5 * losses[1]) == (fault == 1)
-
-
 def weights(trainer):
     return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
 
@@ -182,15 +160,6 @@ def test_a_run_writes_rows_and_a_chart_and_the_loss_falls(toy, command, tmp_path
         assert f"here/{name}" in out
         assert (tmp_path / "here" / name).stat().st_size > 1000
     assert "Conv attention errs on" in (tmp_path / "here" / "toy-all.svg").read_text()
-
-
-def test_a_sentence_of_the_chart(toy):
-    assert toy.finding(pd.Series({"conv": 0.0012, "plain": 0.516})) == (
-        "Conv attention errs on 0.12 % of sequences, plain attention on 52 %"
-    )
-    assert toy.finding(pd.Series({"mta": 0.5, "mta-eager": 0.25})) == (
-        "Fused MTA errs on 50 % of sequences, eager MTA on 25 %"
-    )
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from kernel_inputs import DEVICE
+from rank_processes import RankProcesses
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install '.[transformers]'"
 )
-from transformers.masking_utils import AttentionMaskInterface  # noqa: E402
-
 from mta_kernels.integrations.transformers import add_multi_token_attention  # noqa: E402
+from mta_kernels.integrations.transformers.cache import with_older_queries  # noqa: E402
 from mta_kernels.integrations.transformers.options import KEYS  # noqa: E402
 
 CONV = {"pre_conv": [3, 5]}
@@ -70,62 +74,54 @@ def positions(mask: Tensor) -> Tensor:
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
-def plain(model: Any) -> Any:
-    """The same weights, and transformers' own attention."""
-    other = transformers.AutoModelForCausalLM.from_config(config(), attn_implementation="sdpa").double().eval()
-    left_out = other.load_state_dict(model.state_dict(), strict=False)
-    assert left_out.missing_keys == []
-    assert all(".mta." in name for name in left_out.unexpected_keys)
-    return other
+@pytest.mark.parametrize(("mta", "layers", "taps"), [(SOME, [1], (3, 5)), ({}, [0, 1], (6, 11))])
+def test_chosen_layers_have_parameters_by_default_all_the_convolution_of_the_paper(mta, layers, taps):
+    found = {name: tuple(x.shape) for name, x in model_of(mta).named_parameters() if ".mta." in name}
+    assert found == {f"model.layers.{i}.self_attn.mta.mta_kernel": (4, 1, *taps) for i in layers}
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("mta", [{}, SOME, WHOLE | {"norm": False, "gate": False}], ids=["default", "some", "whole"])
-def test_it_starts_as_the_identity(mta, side):
-    model = model_of(mta, moved=False)
-    assert any(".mta." in name for name, _ in model.named_parameters())
-    batch = padded(text(12, 7), side)
-    is_token, where = batch["attention_mask"].bool(), positions(batch["attention_mask"])
-    got, expected = (x(**batch, position_ids=where).logits[is_token] for x in (model, plain(model)))
-    torch.testing.assert_close(got, expected)
-
-
-def test_layers_that_are_left_out_have_no_parameters():
-    names = [name for name, _ in model_of(SOME).named_parameters() if ".mta." in name]
-    assert names == ["model.layers.1.self_attn.mta.mta_kernel"]
-
-
-def test_the_parameters_are_float32_beside_others_of_16_bits():
-    model = transformers.AutoModelForCausalLM.from_config(
-        config(WHOLE), attn_implementation="mta", dtype=torch.bfloat16
-    )
-    dtypes = {(".mta." in name, x.dtype) for name, x in model.named_parameters()}
-    assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
-    assert model(text(5)[0]).logits.dtype == torch.bfloat16
-
-
-def test_the_default_is_the_convolution_of_the_paper():
-    shapes = [tuple(x.shape) for name, x in model_of({}).named_parameters() if ".mta." in name]
-    assert shapes == [(4, 1, 6, 11)] * 2
-
-
-@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Mistral"])
-@pytest.mark.parametrize("mta", [CONV, SOME, MIXED, WHOLE], ids=["conv", "some", "mixed", "whole"])
+@pytest.mark.parametrize(
+    ("mta", "kind"), [(CONV, "Mistral"), (SOME, "Qwen3"), (MIXED, "Llama"), (WHOLE, "Llama")], ids=str
+)
 def test_generation_with_a_cache_is_that_without_and_padding_does_not_leak(mta, kind):
     model = model_of(mta, kind, head_dim=8, sliding_window=None)
-    prompts = text(3, 11, 7)
-    options = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    prompts = text(3, 9, 7)
+    options = {"max_new_tokens": 4, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     together = model.generate(**padded(prompts), **options)
     for i, prompt in enumerate(prompts):
         alone = model.generate(prompt, **options)
         written = prompt
-        for step in range(6):
+        for step in range(4):
             logits = model(written, use_cache=False).logits[0, -1]
             torch.testing.assert_close(alone.logits[step][0].double(), logits, rtol=1e-6, atol=1e-6)
             torch.testing.assert_close(together.logits[step][i].double(), logits, rtol=1e-6, atol=1e-6)
             written = torch.cat([written, logits.argmax()[None, None]], 1)
         assert torch.equal(alone.sequences, written)
-        assert torch.equal(together.sequences[i, -6:], written[0, -6:])
+        assert torch.equal(together.sequences[i, -4:], written[0, -4:])
+
+
+WAYS = {
+    "beams": {"num_beams": 3, "num_return_sequences": 3},
+    "static": {"cache_implementation": "static"},
+    "static beams": {"cache_implementation": "static", "num_beams": 3, "num_return_sequences": 3},
+    "chunks of a prompt": {"prefill_chunk_size": 4},
+    "prompt lookup": {"prompt_lookup_num_tokens": 3},
+    "assistant": {},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("mta", "kind"), [(SOME, "Qwen3"), (WHOLE, "Mistral")], ids=["some", "whole"])
+def test_other_caches_and_drafts_write_the_same(way, mta, kind):
+    """Mistral's layers have a sliding window, which hides no key here. Drafts are dropped from the caches."""
+    model = model_of(mta, kind, head_dim=8, sliding_window=40)
+    options = {"max_new_tokens": 5, "do_sample": False}
+    beams = {name: value for name, value in WAYS[way].items() if name.startswith("num")}
+    is_drafted = way in ("prompt lookup", "assistant")
+    batch = {"input_ids": text(9)[0].repeat(1, 2)} if is_drafted else padded(text(3, 9, 7))
+    more = {"assistant_model": model_of(CONV, kind, head_dim=8, sliding_window=40)} if way == "assistant" else {}
+    got = model.generate(**batch, **options, **WAYS[way], **more)
+    assert torch.equal(got, model.generate(**batch, **options, **beams, use_cache=False))
 
 
 @pytest.mark.parametrize("mta", [CONV, MIXED], ids=["conv", "mixed"])
@@ -145,22 +141,6 @@ def test_kernels_take_the_layouts_of_padded_batches(mta):
         results = [logits.detach(), *gradients, *model.generate(**batch, **options).logits]
         found.append([x.double() for x in results])
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
-
-
-def test_the_convolution_makes_a_difference():
-    model = model_of(CONV)
-    (prompt,) = text(9)
-    assert (model(prompt).logits - plain(model)(prompt).logits).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("mta", [CONV, WHOLE], ids=["conv", "whole"])
-def test_beams_take_their_queries_along(mta):
-    model = model_of(mta)
-    options = {"max_new_tokens": 8, "num_beams": 3, "num_return_sequences": 3, "do_sample": False}
-    options |= {"output_scores": True, "return_dict_in_generate": True}
-    cached, whole = (model.generate(**padded(text(6, 9)), **options, use_cache=use) for use in (True, False))
-    assert torch.equal(cached.sequences, whole.sequences)
-    torch.testing.assert_close(cached.sequences_scores, whole.sequences_scores)
 
 
 @pytest.mark.parametrize("mta", [CONV, SOME, WHOLE], ids=["conv", "some", "whole"])
@@ -214,16 +194,37 @@ def test_it_trains(mta, checkpointing):
 
 
 @pytest.mark.usefixtures("without_interpreter")
-@pytest.mark.parametrize("has_mask", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_it_compiles(has_mask):
-    model = model_of(CONV, num_hidden_layers=1)
+@pytest.mark.parametrize("has_mask", [True, False])
+def test_it_compiles_to_one_graph(has_mask):
+    model = model_of(SOME)
     batch = padded(text(12, 8))
-    is_token = batch["attention_mask"].bool()
-    if not has_mask:
-        del batch["attention_mask"]
-    compiled = torch.compile(model, backend="aot_eager")
-    got, expected = (call(**batch, use_cache=False).logits[is_token] for call in (compiled, model))
+    mask = batch.pop("attention_mask")
+    given = {"attention_mask": mask} if has_mask else {}
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    got, expected = (call(**batch, **given, use_cache=False).logits[mask.bool()] for call in (compiled, model))
     torch.testing.assert_close(got, expected)
+    if has_mask:
+        mask[0, 5] = 0
+        with pytest.raises(RuntimeError, match="padding between tokens"):
+            compiled(**batch, attention_mask=mask, use_cache=False)
+
+
+@pytest.mark.usefixtures("without_interpreter")
+def test_a_step_with_a_static_cache_compiles_to_one_graph():
+    model = model_of(WHOLE, num_hidden_layers=1)
+    batch = padded(text(8, 5))
+    mask, where = batch["attention_mask"], positions(batch["attention_mask"])
+    whole = model(**batch, position_ids=where, use_cache=False).logits
+    cache = transformers.StaticCache(config=model.config, max_cache_len=12)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        for start, stop, call in ((0, 6, model), (6, 7, compiled), (7, 8, compiled)):
+            given = model.prepare_inputs_for_generation(
+                batch["input_ids"][:, :stop], next_sequence_length=stop - start, attention_mask=mask[:, :stop],
+                position_ids=where[:, :stop], **{CACHE: cache},
+            )  # fmt: skip
+            is_token = mask[:, start:stop].bool()
+            torch.testing.assert_close(call(**given).logits[is_token], whole[:, start:stop][is_token])
 
 
 def test_a_trained_model_is_saved_and_loaded(tmp_path):
@@ -237,15 +238,20 @@ def test_a_trained_model_is_saved_and_loaded(tmp_path):
     assert half(prompt).logits.dtype == torch.bfloat16
 
 
-def test_a_plain_checkpoint_is_loaded_as_the_identity(tmp_path):
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("mta", [{}, SOME, WHOLE | {"norm": False, "gate": False}], ids=["default", "some", "whole"])
+def test_a_plain_checkpoint_is_loaded_as_the_identity(mta, side, tmp_path):
     torch.manual_seed(1)
-    before = transformers.LlamaForCausalLM(config()).eval()
+    before = transformers.LlamaForCausalLM(config()).double().eval()
     before.save_pretrained(tmp_path)
     given = transformers.AutoConfig.from_pretrained(tmp_path)
-    given.mta = WHOLE | {"norm": False, "gate": False}
+    given.mta = mta
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=given, attn_implementation="mta")
-    (prompt,) = text(9)
-    torch.testing.assert_close(model(prompt).logits, before(prompt).logits)
+    assert any(".mta." in name for name, _ in model.named_parameters())
+    batch = padded(text(12, 7), side)
+    is_token, where = batch["attention_mask"].bool(), positions(batch["attention_mask"])
+    got, expected = (x(**batch, position_ids=where).logits[is_token] for x in (model.double(), before))
+    torch.testing.assert_close(got, expected)
 
 
 def test_it_is_added_to_a_model_that_is_there(tmp_path):
@@ -356,6 +362,60 @@ def test_a_model_without_one_head_dim_is_refused_in_one_sentence():
         model(text(6)[0])
 
 
+def test_an_offloaded_layer_is_refused_in_one_sentence(tmp_path):
+    pytest.importorskip("accelerate")
+    model_of(CONV).save_pretrained(tmp_path)
+    places = dict.fromkeys(["model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head"], "cpu")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        attn_implementation="mta",
+        device_map=places | {"model.layers.1": "disk"},
+        offload_folder=tmp_path / "x",
+    )
+    with pytest.raises(ValueError, match="layer 1 is offloaded"):
+        model.generate(text(6)[0], max_new_tokens=2)
+
+
+def test_a_layer_that_no_kernel_runs_on_its_device_is_warned_of_once():
+    model = model_of(MIXED, num_hidden_layers=1).to("meta")  # stands for a GPU: any device but a CPU
+    with pytest.warns(UserWarning, match="computes on meta by the eager reference"):
+        model(text(6)[0].to("meta"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(text(6)[0].to("meta"))
+
+
+def mixers_after_step(group: dist.ProcessGroup | None) -> dict[str, Tensor]:
+    """Of a model in bfloat16: shared by the ranks of a group, each with a batch of its own, or with both batches."""
+    torch.manual_seed(5)
+    given = config(CONV | {"pre_mix": True})
+    model = transformers.AutoModelForCausalLM.from_config(given, attn_implementation="mta", dtype=torch.bfloat16)
+    if group is not None:
+        mesh = init_device_mesh("cpu", (2,))
+        for part in (x for layer in model.model.layers for x in (layer.self_attn.mta, layer)):
+            fully_shard(part, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    seeds = [0, 1] if group is None else [group.rank()]
+    for seed in seeds:
+        tokens = torch.randint(2, VOCABULARY, (1, 12), generator=torch.Generator().manual_seed(seed))
+        (model(tokens, labels=tokens).loss / len(seeds)).backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    found = {name: x.detach() for name, x in model.named_parameters() if ".mta." in name}
+    return found if group is None else {name: x.full_tensor() for name, x in found.items()}
+
+
+def test_fsdp2_shards_float32_mixers_of_a_bfloat16_model():
+    processes = RankProcesses(2)
+    answers, expected = processes.call(2, mixers_after_step), mixers_after_step(None)
+    processes.close()
+    for found in answers:
+        assert not isinstance(found, Exception), found
+        torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+    mixing = expected["model.layers.1.self_attn.mta.wpsm.weight"]
+    assert mixing.dtype == torch.float32
+    assert (mixing - torch.eye(4)).abs().max() > 0.1
+
+
 def test_trained_mixers_that_are_left_out_are_named(tmp_path):
     model_of(CONV).save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="config.mta is set, and attn_implementation is 'sdpa'"):
@@ -379,34 +439,49 @@ def test_peft_trains_and_saves_what_modules_to_save_names(tmp_path):
     assert not torch.allclose(again(prompt).logits, model(prompt).logits)
 
 
-def test_without_a_mask_of_the_same_name_padding_would_leak(monkeypatch):
-    """Why `AttentionMaskInterface` is registered too: the test of padding is able to fail."""
-    model, batch = model_of(CONV), padded(text(12, 7))
-    is_token, where = batch["attention_mask"].bool(), positions(batch["attention_mask"])
-    right = model(**batch, position_ids=where).logits[is_token]
-    monkeypatch.delitem(AttentionMaskInterface._global_mapping, "mta")
-    assert not torch.allclose(model(**batch, position_ids=where).logits[is_token], right)
-
-
 def filled_by_another(model: Any) -> Any:
-    cache = plain(model)(text(5)[0], use_cache=True)[CACHE]
+    cache = transformers.DynamicCache(config=model.config)
+    model.set_attn_implementation("sdpa")
+    model(text(5)[0], **{CACHE: cache})
+    model.set_attn_implementation("mta")
     return model(text(1)[0], **{CACHE: cache})
+
+
+def offloaded(model: Any) -> Tensor:
+    cache = transformers.DynamicCache(config=model.config)
+    cache.offloading = True  # as DynamicCache(offloading=True) on a GPU
+    return with_older_queries(cache, 0, torch.zeros(1, 4, 1, 8), 2)
+
+
+def without_parameters(model: Any) -> Any:
+    other = transformers.LlamaForCausalLM(config())
+    other.set_attn_implementation("mta")
+    return other(text(6)[0])
 
 
 HOLES = torch.tensor([[1, 1, 0, 1, 1, 1]])
 REFUSED = {
-    "a static cache": (
-        lambda model: model.generate(text(5)[0], cache_implementation="static", max_new_tokens=3), "static"
+    "a cache without places for queries": (
+        lambda model: model(text(5)[0], **{CACHE: transformers.DynamicCache()}), "keeps no queries"
+    ),
+    "an offloaded cache": (lambda model: offloaded(model), "in an offloaded cache"),
+    "a cache of pages": (lambda model: with_older_queries(object(), 0, torch.zeros(1, 4, 1, 8), 2), "in a object"),
+    "a quantized cache": (
+        lambda model: model.generate(text(5)[0], cache_implementation="quantized", max_new_tokens=3), "QuantizedCache"
+    ),
+    "a mask that is longer than the tokens": (
+        lambda model: model(text(6)[0], attention_mask=torch.ones(1, 9), use_cache=False), "6 tokens and no cache"
     ),
     "a mask of four dimensions": (
         lambda model: model(text(6)[0], attention_mask=torch.ones(1, 1, 6, 6, dtype=torch.bool)), "tokenizer's"
     ),
     "padding between tokens": (lambda model: model(text(6)[0], attention_mask=HOLES), "between tokens"),
     "probabilities": (lambda model: model(text(6)[0], output_attentions=True), "output_attentions"),
-    "prompt lookup": (
-        lambda model: model.generate(text(6)[0], prompt_lookup_num_tokens=2, max_new_tokens=4), "crop|older queries"
+    "a cache that another attention filled": (filled_by_another, "5 keys and no queries of layer 0"),
+    "dropout in training": (
+        lambda model: model_of(CONV, attention_dropout=0.1).train()(text(6)[0]), r"attention_dropout=0\.1"
     ),
-    "a cache that another attention filled": (filled_by_another, "5 keys and 0 queries"),
+    "a model without the parameters": (without_parameters, "add_multi_token_attention"),
     "packing with a cache": (
         lambda model: model(text(6)[0], cu_seq_lens_q=torch.tensor([0, 3, 6]), use_cache=True), "cu_seq_lens_q"
     ),
@@ -440,13 +515,6 @@ def test_a_slip_in_the_config_does_not_leave_a_plain_model(mta, sentence):
         model_of(mta)
 
 
-def test_dropout_is_refused_in_training_alone():
-    model = model_of(CONV, attention_dropout=0.1)
-    model(text(6)[0])
-    with pytest.raises(ValueError, match=r"attention_dropout=0\.1"):
-        model.train()(text(6)[0])
-
-
 @pytest.mark.parametrize("mta", [CONV, SOME, WHOLE], ids=["conv", "some", "whole"])
 def test_a_sliding_window_is_refused_where_it_hides_a_key(mta):
     """And where it hides none it changes nothing, in generation too."""
@@ -461,13 +529,6 @@ def test_a_sliding_window_is_refused_where_it_hides_a_key(mta):
         model(text(11)[0], use_cache=False)
     with pytest.raises(ValueError, match=r"sliding window|sliding cache|not causal alone"):
         model.generate(text(6)[0], max_new_tokens=8, eos_token_id=None)
-
-
-def test_a_model_without_the_parameters_says_how_to_add_them():
-    model = transformers.LlamaForCausalLM(config())
-    model.set_attn_implementation("mta")
-    with pytest.raises(ValueError, match="add_multi_token_attention"):
-        model(text(6)[0])
 
 
 def test_a_model_without_such_layers_is_refused():

@@ -3,11 +3,14 @@
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from mta_kernels.integrations.transformers.attention import mta_attention_forward
-from mta_kernels.integrations.transformers.layers import NAME, add_multi_token_attention, watch_registrations
+from mta_kernels.integrations.transformers.cache import reserve_states
+from mta_kernels.integrations.transformers.layers import add_multi_token_attention, watch_registrations
 from mta_kernels.integrations.transformers.masks import mta_mask
+from mta_kernels.integrations.transformers.options import NAME
 
 AttentionInterface.register(NAME, mta_attention_forward)
 AttentionMaskInterface.register(NAME, mta_mask)  # without one of the same name transformers drops the mask
+reserve_states()
 watch_registrations()
 
 __all__ = ["add_multi_token_attention"]

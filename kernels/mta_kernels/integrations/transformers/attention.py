@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from mta_kernels.integrations.transformers.cache import layer_with_queries
+from mta_kernels.integrations.transformers.cache import with_older_queries
 from mta_kernels.integrations.transformers.layers import is_attention
 from mta_kernels.integrations.transformers.masks import Layout
 from mta_kernels.integrations.transformers.options import options_of
@@ -51,23 +52,28 @@ def mta_attention_forward(
         )
     if scaling is not None and attention.scale != scaling:  # which a model may give another than its layer has
         attention.scale = scaling
-    rows, window = query.shape[2], query
-    older = key.shape[2] - rows
-    if mta_cache is not None:
-        window = layer_with_queries(mta_cache, module.layer_idx).with_older(query, _looks_back(attention))
-    if window.shape[2] - rows < min(older, _looks_back(attention)):
+    if any(x.is_meta for x in attention.parameters()) and not query.is_meta:
         raise ValueError(
-            f"the cache has {older} keys and {window.shape[2] - rows} queries of layer {module.layer_idx}; fill it "
-            "by the model itself with attn_implementation='mta'"
+            f"layer {module.layer_idx} is offloaded, which attn_implementation='mta' does not support; give it a "
+            "device in device_map"
         )
+    if attention.backend == "auto" and query.device.type != "cpu" and not torch.compiler.is_compiling():
+        _warn_of_reference(module, attention, query, key, value)
+    rows, window, keys = query.shape[2], query, key.shape[2] if layout.keys is None else layout.keys
+    if mta_cache is not None:
+        window = with_older_queries(mta_cache, module.layer_idx, query, _looks_back(attention))
+    elif rows != key.shape[2] or layout.keys is not None:
+        raise ValueError(f"there are {rows} tokens and no cache, but {key.shape[2]} keys or a mask of another length")
     if layout.cu_seqlens is not None:
         out = _flattened(attention, query, key, value, layout.cu_seqlens)
-    elif rows == 1 and older and not torch.is_grad_enabled() and attention.mta_kernel_after_sm is None:
-        out = _decode(attention, window, key, value, layout.starts)
-    elif layout.starts is not None:
-        out = _each_sequence(attention, window, rows, key, value, layout.starts_on_host)
+    elif rows == 1 and mta_cache is not None and not torch.is_grad_enabled():
+        out = _decode(attention, window, key, value, keys, layout.starts)
     else:
-        out = attention(query, key, value, q_history=window[:, :, :-rows] if older else None)
+        key, value = key[:, :, : int(keys)], value[:, :, : int(keys)]
+        if layout.starts is not None:
+            out = _shifted(attention, window, key, value, layout.starts)[:, :, -rows:]
+        else:
+            out = attention(query, key, value, q_history=window[:, :, :-rows] if rows < key.shape[2] else None)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -94,6 +100,19 @@ def _check(mask: Any, dropout: float, keys: int, kwargs: dict[str, Any]) -> None
             raise ValueError(f"{what} is not supported by attn_implementation='mta'; leave it out or use 'sdpa'")
 
 
+def _warn_of_reference(module: Any, attention: MultiTokenAttention, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Warn, at a layer's first call in training and out of it, if no kernel runs it on this device."""
+    if getattr(module, "mta_explained", None) == attention.training:
+        return
+    module.mta_explained = attention.training
+    choice = attention.explain(q, k, v)
+    if choice.backend == "reference":
+        warnings.warn(
+            f"attn_implementation='mta' computes on {q.device.type} by the eager reference, which is slow and takes "
+            f"memory for all scores: {choice.reason}", stacklevel=2,
+        )  # fmt: skip
+
+
 def _looks_back(attention: MultiTokenAttention) -> int:
     """How many queries before its own a row depends on."""
     convolutions = (attention.mta_kernel, attention.mta_kernel_after_sm)
@@ -107,31 +126,31 @@ def _flattened(attention: MultiTokenAttention, q: Tensor, k: Tensor, v: Tensor, 
     return out[0].transpose(0, 1).unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
 
 
-def _decode(attention: MultiTokenAttention, window: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> Tensor:
-    """The newest row of each sequence. Keys behind left padding move to the front, which copies the cache."""
-    batch, _, keys, _ = k.shape
-    lengths = torch.full((batch,), keys, device=k.device)
-    if starts is not None:
-        lengths = lengths - starts
-        place = (torch.arange(keys, device=k.device) + starts[:, None]).clamp(max=keys - 1)
-        k, v = (x.gather(2, place[:, None, :, None].expand_as(x)) for x in (k, v))
-    return attention.decode(window, k, v, lengths=lengths)
-
-
-def _each_sequence(
-    attention: MultiTokenAttention, window: Tensor, rows: int, k: Tensor, v: Tensor, starts: tuple[int, ...]
+def _decode(
+    attention: MultiTokenAttention, window: Tensor, k: Tensor, v: Tensor, keys: int | Tensor, starts: Tensor | None
 ) -> Tensor:
-    """A chunk of prompts that are padded on their left, one sequence after another; rows of padding are zero."""
-    older = k.shape[2] - rows
-    outs = []
-    for b, start in enumerate(starts):
-        padding = max(0, start - older)  # rows of this chunk that are padding
-        q, history = (
-            window[b : b + 1, :, window.shape[2] - rows + padding :],
-            window[b : b + 1, :, : window.shape[2] - rows],
-        )
-        keys, values = (x[b : b + 1, :, start:] for x in (k, v))
-        has_history = keys.shape[2] > q.shape[2]
-        out = attention(q, keys, values, q_history=history if has_history else None)
-        outs.append(F.pad(out, (0, 0, padding, 0)))
-    return torch.cat(outs)
+    """The newest row of each sequence. Padding on the left moves behind the tokens, which copies the cache."""
+    lengths = torch.zeros(k.shape[0], dtype=torch.long, device=k.device) + keys
+    if starts is not None:
+        lengths = (lengths - starts).clamp(min=0)
+        k, v = (_rolled(x, starts) for x in (k, v))
+    state = attention.prefill_state(window[:, :, :-1], k, lengths=(lengths - 1).clamp(min=0))
+    return attention.decode(window, k, v, lengths=lengths, state=state)
+
+
+def _shifted(attention: MultiTokenAttention, window: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
+    """Rows of prompts that are padded on their left; those of padding are zero, those before the window any numbers.
+
+    The padding moves behind the tokens, where causal attention does not see it, and its rows move back.
+    """
+    keys = k.shape[2]
+    q = F.pad(window[:, :, -keys:], (0, 0, max(0, keys - window.shape[2]), 0))
+    out = _rolled(attention(*(_rolled(x, starts) for x in (q, k, v))), -starts)
+    is_padding = torch.arange(keys, device=k.device) < starts[:, None]
+    return out.masked_fill(is_padding[:, None, :, None], 0)
+
+
+def _rolled(x: Tensor, by: Tensor) -> Tensor:
+    """Each sequence of `x [B, H, N, D]` from position `by [B]` on, and behind it what was before."""
+    place = (torch.arange(x.shape[2], device=x.device) + by[:, None]) % x.shape[2]
+    return x.gather(2, place[:, None, :, None].expand_as(x))

@@ -1,76 +1,50 @@
-"""The queries that a layer of the cache keeps beside its keys and values, since convolutions look back on them."""
+"""The queries that convolutions look back on, where transformers' caches keep states of convolutions."""
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers import cache_utils
+
+from mta_kernels.integrations.transformers.options import NAME, options_of
+
+KINDS = {"full_attention": "hybrid", "sliding_attention": "hybrid_sliding"}  # types of layers, and those with states
 
 
-class WithQueries(DynamicLayer):
-    """A layer that has the last queries of each sequence too, and moves them wherever its keys go."""
+def reserve_states() -> None:
+    """From now on new caches of models with `attn_implementation="mta"` have layers that keep states too.
 
-    _layer_type = None  # not a type of layer that a config may name
-    is_croppable = False  # queries older than the last are gone
-    queries: Tensor | None = None  # [B, heads, as many as are looked back on, head_dim]
+    `config.layer_types` cannot ask for them: models find their masks by it.
+    """
+    plain = cache_utils.get_layer_types_and_kwargs
 
-    def with_older(self, query: Tensor, count: int) -> Tensor:
-        """The kept queries and after them `query [B, heads, M, head_dim]`, whose last `count` are kept from now on."""
-        window = query if self.queries is None else torch.cat([self.queries, query], dim=2)
-        self.queries = window[:, :, max(0, window.shape[2] - count) :].clone()  # a view would keep all of the window
-        return window
+    @wraps(plain)
+    def with_states(config: Any) -> tuple[list[str], Any]:
+        types, options = plain(config)
+        if config._attn_implementation == NAME:
+            types = [kind if options_of(config, i) is None else KINDS.get(kind, kind) for i, kind in enumerate(types)]
+        return types, options
 
-    def reset(self) -> None:
-        super().reset()
-        self.queries = None
-
-    def crop(self, tokens_to_remove: int) -> None:
-        raise NotImplementedError(
-            f"the cache was asked to drop {abs(tokens_to_remove)} tokens and attn_implementation='mta' keeps no older "
-            "queries; generate without an assistant model and without prompt lookup"
-        )
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        super().reorder_cache(beam_idx)
-        if self.queries is not None:
-            self.queries = self.queries.index_select(0, beam_idx.to(self.queries.device))
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        super().batch_repeat_interleave(repeats)
-        if self.queries is not None:
-            self.queries = self.queries.repeat_interleave(repeats, dim=0)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        super().batch_select_indices(indices)
-        if self.queries is not None:
-            self.queries = self.queries[indices]
+    cache_utils.get_layer_types_and_kwargs = with_states
 
 
-class DynamicLayerWithQueries(WithQueries):
-    """A `DynamicLayer` with queries."""
+def with_older_queries(cache: Any, index: int, query: Tensor, count: int) -> Tensor:
+    """The queries that layer `index` of a cache keeps, and behind them `query [B, heads, M, head_dim]`.
 
-
-class SlidingLayerWithQueries(WithQueries, DynamicSlidingWindowLayer):
-    """A `DynamicSlidingWindowLayer` with queries, for as long as its window hides no key: `mta_mask` refuses others."""
-
-    _layer_type = None
-
-
-KINDS: dict[type, type[WithQueries]] = {
-    DynamicLayer: DynamicLayerWithQueries, DynamicSlidingWindowLayer: SlidingLayerWithQueries,
-}  # fmt: skip
-
-
-def layer_with_queries(cache: Any, index: int) -> WithQueries:
-    """Layer `index` of a cache, which keeps queries from its first use on; raises ValueError for other caches."""
-    layer = cache.layers[index] if hasattr(cache, "layers") else cache
-    if type(layer) in KINDS:
-        layer.__class__ = KINDS[type(layer)]  # its keys stay where they are
-    if not isinstance(layer, WithQueries):
+    The last `count` are kept from now on. Raises ValueError for a cache that keeps none, or was filled without them.
+    """
+    expected = "make it by DynamicCache(config=model.config) and fill it by the model itself"
+    layer = cache.layers[index] if hasattr(cache, "layers") else cache  # continuous batching has one for all layers
+    is_offloaded = getattr(cache, "offloading", False)
+    if is_offloaded or not hasattr(layer, "conv_states"):
+        kind = "an offloaded cache" if is_offloaded else f"a {type(layer).__name__}"
         raise ValueError(
-            f"layer {index} has its keys in a {type(layer).__name__}; attn_implementation='mta' needs a DynamicCache: "
-            "leave cache_implementation out"
+            f"layer {index} has its keys in {kind}, which keeps no queries for attn_implementation='mta'; {expected}"
         )
-    return layer
+    seen = cache.get_seq_length(index)
+    if not layer.has_previous_state[0] and isinstance(seen, int) and seen > query.shape[2]:
+        raise ValueError(f"the cache has {seen - query.shape[2]} keys and no queries of layer {index}; {expected}")
+    states = cache.update_conv_state(query.transpose(2, 3), index, conv_kernel_size=max(count, 1))
+    return states.transpose(2, 3)

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import PreTrainedModel
 
-from mta_kernels.integrations.transformers.options import FIRST, KEYS, options_of, with_group
+from mta_kernels.integrations.transformers.options import FIRST, KEYS, NAME, options_of, with_group
 from mta_kernels.multi_token_attention import MultiTokenAttention
-
-NAME = "mta"  # of the attention implementation, of the submodule in an attention layer, and in a config
 
 
 def add_multi_token_attention(model: PreTrainedModel, *, layers: Sequence[int] | None = None, **options: Any) -> None:
@@ -74,7 +72,8 @@ def _on_registration(parent: nn.Module, name: str, child: nn.Module | None) -> N
         _check_interface(parent)
     if is_attention(child) and options_of(child.config, child.layer_idx) is not None:  # type: ignore[union-attr, arg-type]
         if _implementation(child) == NAME:
-            _add(child)
+            if not hasattr(child, NAME):
+                _attach(child, _made(child))
         elif getattr(child.config, NAME, None) is not None:
             warnings.warn(
                 f"config.mta is set, and attn_implementation is {_implementation(child)!r}: the model computes plain "
@@ -125,11 +124,6 @@ def _made(attention: Any) -> MultiTokenAttention:
     )  # fmt: skip
 
 
-def _add(attention: Any) -> None:
-    if not hasattr(attention, NAME):
-        _attach(attention, _made(attention))
-
-
 def _attach(attention: Any, added: MultiTokenAttention) -> None:
     """Give a layer its parameters, and its attention the cache."""
     setattr(attention, NAME, added)
@@ -148,6 +142,18 @@ def _take_care_of(model: Any) -> None:
     if not isinstance(model._init_weights, partial):
         model._init_weights = partial(_init_weights, model._init_weights)
         model._keep_in_fp32_modules_strict = {*(model._keep_in_fp32_modules_strict or ()), NAME}
+        model.register_forward_pre_hook(_with_mask, with_kwargs=True)
+
+
+def _with_mask(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Gives a call that is compiled a mask, without which transformers looks for documents: they break the graph."""
+    names = ("attention_mask", "position_ids", "cache", "past_key_values")
+    if torch.compiler.is_compiling() and len(args) < 2 and all(kwargs.get(name) is None for name in names):
+        tokens = (
+            args[0] if args else next(kwargs[x] for x in ("input_ids", "inputs_embeds") if kwargs.get(x) is not None)
+        )
+        kwargs = kwargs | {"attention_mask": torch.ones(tokens.shape[:2], dtype=torch.long, device=tokens.device)}
+    return args, kwargs
 
 
 def _init_weights(of_the_model: Any, module: nn.Module) -> None:

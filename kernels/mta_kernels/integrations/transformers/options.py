@@ -8,6 +8,7 @@ from typing import Any
 
 from mta_kernels.multi_token_attention import MultiTokenAttention
 
+NAME = "mta"  # of the attention implementation, of the submodule in an attention layer, and in a config
 # The first version of the paper's attention: one convolution of scores. The module's other parts are options.
 FIRST = {"pre_conv": (6, 11), "pre_mix": False, "post_conv": None, "post_mix": False, "norm": False, "gate": False}
 OF_THE_MODEL = ("causal", "scale", "dtype", "device")  # options of the module that no config says
