@@ -73,26 +73,6 @@ def test_the_text_is_that_of_the_checkout_and_batches_follow_their_seed(text):
     assert all(bytes(row.tolist()) in read.numpy().tobytes() for row in drawn)
 
 
-def test_every_fourth_layer_convolves_and_backends_start_with_the_same_weights(text):
-    setting = text.Setting(5, 16, 1, 4, 32, 2, 1, 1e-3)
-    eager, fused = (text.LanguageModel(setting, backend) for backend in ("reference", "triton"))
-    parts = [set(layer.attention.mta.mixers()) for layer in eager.layers]
-    mixed = {"pre_mix", "post_mix", "norm_weight", "gate_weight", "gate_bias"}
-    assert parts == [mixed, mixed, mixed | {"pre_conv", "post_conv"}, mixed]
-    assert len(eager.mixers()) == 2 * 4 + 2
-    for (name, weight), other in zip(eager.named_parameters(), fused.parameters(), strict=True):
-        assert torch.equal(weight, other), name
-
-
-def test_a_byte_sees_no_later_one(text):
-    model = text.LanguageModel(text.Setting(5, 16, 1, 3, 32, 2, 1, 1e-3), "reference")
-    given = torch.arange(16)[None]
-    later = given.clone()
-    later[:, 9:] = 200
-    assert torch.equal(model(given)[:, :9], model(later)[:, :9])
-    assert not torch.equal(model(given)[:, 9:], model(later)[:, 9:])
-
-
 @pytest.mark.usefixtures("fixed_text")
 def test_equal_kernels_give_equal_curves(command, stand_in, text, tmp_path):
     stand_in()
