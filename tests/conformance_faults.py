@@ -7,8 +7,12 @@ from typing import NamedTuple
 TRITON, TRITON_STEPS = "[triton: or [triton]", "[triton and decode"
 CUDA, CUDA_STEPS = "[cuda: or [cuda]", "[cuda and decode and not hopper and not conv"
 HOPPER = "hopper: or hopper]"
-EAGER, MTA = "mta-eager: and every or mta-eager: and mixed", "[mta: and (rows or every or documents or parts)"
+EAGER, MTA = (
+    "mta-eager: and every or mta-eager: and mixed",
+    "[mta: and (rows or every or documents or parts or fewer or many)",
+)
 MTA_STEPS = "[mta and decode and not mta-"
+CUDA_STEPS_OF_MTA = "mta-cuda"
 BANDS, HEADS, ROWS, MIX = "mta-bands", "mta-heads", "[mta-rows", "mta-mix"
 
 
@@ -29,7 +33,7 @@ FORWARD, SCORES, BACKWARD, SHARES = (
 SM80, BANDED = f"{OF}cuda_sm80/", f"{OF}banded/"
 CONSUMER, FOLD = f"{OF}hopper/forward_consumer.cuh", f"{OF}cuda_decode/fold.cuh"
 OF_MTA = "multi_token_attention/"
-STAGE, STEP = f"{OF_MTA}triton/", f"{OF_MTA}decode/"
+STAGE, STEP, OF_STEP = f"{OF_MTA}triton/", f"{OF_MTA}decode/", f"{OF_MTA}decode_cuda/"
 OF_BANDS, OF_HEADS, OF_ROWS, OF_MIX = (f"{OF_MTA}{x}_cuda/" for x in ("bands", "heads", "rows", "mix"))
 
 BY_FILE = {
@@ -40,6 +44,12 @@ BY_FILE = {
         "scratch for scores never zero": ("store_shared(shared + SCORES + i * 16, uint4{0, 0, 0, 0})", ""),
     },
     (CUDA, f"{SM80}backward_rows.cuh"): {
+        "keys that other threads copy": ("__syncthreads();  // the keys have come", "//"),
+        "no wait for the keys": ("copies_wait<1>();", ""),
+        "no wait for the values": (
+            "copies_wait<0>();\n        __syncthreads();  // the values",
+            "__syncthreads();  // the values",
+        ),
         "dc that other warps store": ("__syncthreads();  // the dc of all warps", "//"),
         "a block's rows counted before they are stored": ("    __syncthreads();\n    if (t", "    if (t"),
     },
@@ -134,7 +144,10 @@ BY_FILE = {
     },
     (MTA_STEPS, f"{STEP}values.py"): {
         "a row's logsumexp not kept": ("tl.store(kept, logsumexp, mask=(head < HEADS) & (length > 0))", "kept += 0"),
-        "another KV head": ("tl.where((head // GROUP == kv_head)", "tl.where((head % (HEADS // GROUP) == kv_head)"),
+        "another KV head": (
+            "(head >= kv_head * GROUP) & (head < (kv_head + 1) * GROUP)",
+            "head % (HEADS // GROUP) == kv_head",
+        ),
         "infinity times a mixing's zero": ("tl.dot(mix, tl.where(finite, mixed, 0.0).to(DTYPE)", "tl.dot(mix, mixed"),
     },
     (BANDS, f"{OF_BANDS}convolve.cu"): {"no wait": ("copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();")},
@@ -144,11 +157,14 @@ BY_FILE = {
         "rows twice": ("task, of_x, args.x", "task, segment, args.x"),
     },
     (BANDS, f"{OF_BANDS}layout.cuh"): {
+        "unstored": (" stored_end(args, row);", " args.pitch;"),
         "rows of another document": ("row < segment.highest", "row < args.rows"),
         "keys that are not seen": ("pairs[0] = visible_pair(pairs[0], seen, key), pairs[1]", "pairs[1]"),
         "others' rows": ("if (first < segment.begin || last >= segment.stop) return false;", ""),
     },
     (HEADS, f"{OF_HEADS}tiles.cuh"): {
+        "unstored": ("stored_end(args, row)", "args.pitch"),
+        "stored too early": ("        __syncwarp();\n        store(", "        store("),
         "no wait": ("copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
     },
     (ROWS, f"{OF_ROWS}rows.cuh"): {
@@ -191,6 +207,198 @@ BY_FILE = {
     },
     (MIX, f"{OF_MIX}logits.cu"): {
         "pieces of their own": ("if (!__any_sync(~0u, one.x != greatest)) continue;", "continue;"),
+    },
+    (MTA, f"{STAGE}products.py"): {
+        "queries of another position": ("first_row + first,", "first,"),
+        "scores of another KV head": (
+            "right_desc.load([batch, head // group, key, 0]).reshape(BLOCK_N",
+            "right_desc.load([batch, head % (heads // group), key, 0]).reshape(BLOCK_N",
+        ),
+        "scores that are not seen": ("tl.where(seen, x, 0.0)", "x"),
+        "row product ends too soon": (
+            "end = tl.minimum(pitch, first_position + first + BLOCK_M)",
+            "end = tl.minimum(pitch, first_position + first)",
+        ),
+        "loss scale of another document": ("position, mask=", "position * 0, mask="),
+        "loss scale of another sequence": ("loss_scale_ptr + batch))", "loss_scale_ptr + 0 * batch))"),
+        "transposed product begins too late": (
+            "start = tl.maximum(first - first_position, 0) // BLOCK * BLOCK\n",
+            "start = tl.maximum(first - first_position, 0) // BLOCK * BLOCK + 16\n",
+        ),
+        "one query head alone": (
+            "head = kv_head * group + step // divisor",
+            "head = kv_head * group + step // divisor * 0",
+        ),
+        "sums of keys that no chunk summed": (" & (first + key < summed_keys)[:, None]", ""),
+        "rows of a document end too soon": (" + (BLOCK - 1)", ""),
+        "rows of a document begin too late": (
+            "start = tl.maximum(tl.load(documents_ptr + first) - first_position, 0) // BLOCK * BLOCK",
+            "start = tl.maximum(tl.load(documents_ptr + first) - first_position, 0) // BLOCK * BLOCK + 16",
+        ),
+        "the last number of a row": (
+            "inside = (row < rows)[:, None] & (dim < head_dim)[None, :]",
+            "inside = (row < rows)[:, None] & (dim < head_dim - 1)[None, :]",
+        ),
+        "the last number of a key": (
+            "inside = (first + key < keys)[:, None] & (dim < head_dim)[None, :]",
+            "inside = (first + key < keys)[:, None] & (dim < head_dim - 1)[None, :]",
+        ),
+        "queries without a factor": ("(total * factor)", "total"),
+        "keys without a factor": ("        total *= factor\n", ""),
+        "rows not copied": ("    return copy.copy_(x)", "    return copy"),
+        "owned rows of left": (
+            "left = scores[:, :, chunk.own_rows].flatten(0, 1)\n    block_m",
+            "left = scores[:, :, :chunk.owned].flatten(0, 1)\n    block_m",
+        ),
+    },
+    (MTA, f"{STAGE}taps_gradient.py"): {
+        "rows of x below": ("stop + (TAPS - 1))", "stop)"),
+        "rows of another document above": (">= lowest) & (seen_row ", ""),
+        "loss scale of another document": ("first_position + begin, mask", "first_position + first, mask"),
+        "loss scale of another sequence": (
+            "tl.load(loss_scale_ptr + batch_head // heads)",
+            "tl.load(loss_scale_ptr + batch_head * 0)",
+        ),
+        "rows that are not owned": (" above + owned", " rows"),
+        "begins above": (" = above + tile", " = tile"),
+        "tiles that see no key": ("first_position + after, first", "first_position + first, first"),
+        "taps from another": (
+            "(self.bands.before - self.convolution.pad)",
+            "self.bands.before - 0 * self.convolution.pad",
+        ),
+        "sums not emptied": (
+            "emptied = emptied + (tl.zeros([INPUTS, OUTPUTS], tl.float32),)",
+            "emptied = emptied + (totals[tap],)",
+        ),
+        "rows of grad beyond": (" < stop, CAUSAL", " < stop + 1, CAUSAL"),
+    },
+    (MTA, f"{STAGE}heads.py"): {
+        "rows that are not owned": ("(row >= above) & (row < above + owned)", "row >= above"),
+        "strides not exchanged": ("stride_out, stride_in", "stride_in, stride_out"),
+        "loss scale of another row": ("first_position + row, counted", "first_position, counted"),
+        "sums of rows before": (" = before + total", " = total"),
+        "sums twice": (
+            "        if SCALED:\n            total = tl.zeros",
+            "        if not SCALED:\n            total = tl.zeros",
+        ),
+        "stored keys": (
+            "stored_end(row, first_position, pitch, CAUSAL, True",
+            "tl.minimum(first_position + row, pitch",
+        ),
+    },
+    (MTA, f"{STAGE}rows_backward.py"): {
+        "large of all heads": (".abs(logsumexp", ".max(tl.abs(logsumexp), 0"),
+    },
+    (CUDA_STEPS_OF_MTA, f"{OF_STEP}keys.cu"): {
+        "all see": (" - (PRE_QUERY_TAPS - 1)", ""),
+        "a key too many": ("PRE_QUERY_TAPS + a) pair[", "PRE_QUERY_TAPS + a + 1) pair["),
+        "scores of the turn before": ("        store_shared(row, load_shared_16(row + TURN * 2));\n", ""),
+        "keys beyond": (" || key >= segment.stop", ""),
+        "logits side by side": (" * args.stride_ln", ""),
+        "sums of a lane": ("        found[i].add_lanes(1, 4);\n", ""),
+        "no barrier before mixing": (
+            "            convolve(scores, taps, convolved + warp * S_PITCH);\n            __syncthreads();",
+            "            convolve(scores, taps, convolved + warp * S_PITCH);\n            __syncwarp();",
+        ),
+        "no barrier at the end": ("shared, found);\n        __syncthreads();", "shared, found);\n"),
+        "one buffer of scores": (" + turn % 2 * CONVOLVED", ""),
+        "found of another place": ("x + segment.sequence", "x"),
+    },
+    (CUDA_STEPS_OF_MTA, f"{OF_STEP}values.cu"): {
+        "sharers beyond those at once": (" segment.programs;", " min(segment.programs, AT_ONCE * 2 * HEADS);"),
+        "slots not wrapped": ("slot + args.slots", "0"),
+        "a key too many": ("row) + 1 - key", "row) + 2 - key"),
+        "older rows loaded once": ("            if (row > 0) load(args, segment, row, first);\n", ""),
+        "sums kept": ("            for (int i = 0; i < 4; i++) sums[i] = 0;\n            older", "            older"),
+        "older rows of the turn before": ("first + TURN, taps", "first, taps"),
+        "newest of the turn before": (
+            "NEWEST, first + TURN);\n            __syncwarp",
+            "NEWEST, first);\n            __syncwarp",
+        ),
+        "the state by every program": ("args.seen && segment.first_program == blockIdx.x && lane == 0", "false"),
+        "partial of another sequence": ("x + segment.sequence", "x"),
+        "no barrier before mixing": (
+            "            if (POST_MIX) {\n                __syncthreads();",
+            "            if (POST_MIX) {\n                __syncwarp();",
+        ),
+        "no barrier after mixing": (
+            "mixed, job * 8);\n                __syncthreads();",
+            "mixed, job * 8);\n                __syncwarp();",
+        ),
+        "logsumexp of another slot": ("slot_of(args, newest_slot(args, segment), lane", "newest_slot(args, segment"),
+        "mixing rounded": (
+            "mixing.load<POST_MIX_FLOAT>(args.post_mix, true);",
+            "mixing.load<POST_MIX_FLOAT>(args.post_mix, false);",
+        ),
+        "keys of the next block": (".stop + 16) return", ".stop) return"),
+    },
+    (CUDA_STEPS_OF_MTA, f"{OF_STEP}merge.cu"): {
+        "no eps": ("HEAD_DIM + args.eps)", "HEAD_DIM)"),
+        "no depth": ("* args.factor ", ""),
+        "no bias": ("GATE == 1 && args.bias.start ? args.bias.at(0, 0) : ", ""),
+        "no bias of dims": ("args.bias.start ? args.bias.at(row, 0) : ", ""),
+        "lanes of others": ("other * COLUMNS) %", "other * 16) %"),
+        "partials of none": ("if (program + i * GROUPS < count) ", ""),
+        "gate before the norm": ("z) * factor + ", "z) + "),
+        "rows of other programs": ("+ sequence + program", "+ program"),
+        "a quarter": ("        z += __shfl_xor_sync(~0u, z, 2);\n", ""),
+        "no barrier before the gate": ("        __syncthreads();", ""),
+        "no barrier between warps": ("sum);\n    __syncthreads();", "sum);\n"),
+    },
+    (CUDA_STEPS_OF_MTA, f"{OF_STEP}layout.cuh"): {
+        "NaN everywhere": ("numbers[part][i] &= ~(0xFFFFu << half)", ""),
+        "a page's offset": ("(key & (1 << args.page_bits) - 1)", "key"),
+        "a page's stride": (
+            "table[(key >> args.page_bits) * args.table_stride_page] : 0;",
+            "table[key >> args.page_bits] : 0;",
+        ),
+        "the page of the next tile": ("if (PAGED) look_up_page(args, tile + 1);", ""),
+        "another slot": ("length - 1, 0) ", "length, 0) "),
+        "rows outside": ("= key >= from && key < end;", "= key < end;"),
+    },
+    (CUDA_STEPS_OF_MTA, f"{OF_STEP}step.py"): {
+        "wide of any strides": ("has_whole_groups(logits) and logits.data_ptr() % 16 == 0", "True"),
+        "window of any strides": ("not has_whole_chunks(q_window)", "False"),
+    },
+    (CUDA_STEPS_OF_MTA, f"{OF_STEP}bands.cuh"): {
+        "shift": (">> first % 2 * 16", ""),
+    },
+    (HEADS, f"{OF_HEADS}softmax.cuh"): {
+        "keys that are not seen": ("Whole || seen.all(key, 1) ? p : 0", "p"),
+    },
+    (HEADS, f"{OF_HEADS}logits.cu"): {
+        "rows that are not owned": ("  if (owned) {", "  {"),
+    },
+    (HEADS, f"{OF_HEADS}heads.cu"): {
+        "rows that are not owned": ("  if (owned) {", "  {"),
+        "few slots": ("turn % SLOTS * TILE", "turn % (SLOTS - 1) * TILE"),
+        "unstored": ("if (unit.key >= stored_end(args, unit.row)) return;", ""),
+    },
+    (HEADS, f"{OF_HEADS}walk.cuh"): {
+        "not full": ("            block_sync(full(number), THREADS);", ""),
+        "not empty": ("if (number >= TILES) block_sync(empty(number), THREADS);", ""),
+        "slots of segments": ("segment, before + turn", "segment, turn"),
+        "nothing behind": ("store_zeros(args, behind, out)", "break"),
+        "tasks left out": (".blocks, find(", ".blocks + 1, find("),
+    },
+    (HEADS, f"{OF_HEADS}rebuild.cu"): {
+        "keys that are not seen": (" = whole.value", " = true"),
+        "sums of other keys": ("key / UNIT) * args", "key / KEYS) * args"),
+    },
+    (HEADS, f"{OF_HEADS}mixed.cuh"): {
+        "convolved of one half": ("load_matrices(pairs[i], tile + i * 32);", "load_matrices(pairs[i], tile);"),
+    },
+    (HEADS, f"{OF_HEADS}pre.cu"): {
+        "unseen exponentials": (" if (unit.whole) return", " return"),
+        "pieces": ("    __syncthreads();", ""),
+    },
+    (HEADS, f"{OF_HEADS}post.cu"): {
+        "keys that are not seen": (" if (!Whole) p", " if (false) p"),
+        "first factors": ("factor_of(first)", "0"),
+    },
+    (CUDA, f"{SM80}backward_products.cuh"): {
+        "steps that other threads copy": ("__syncthreads();  // the step has come", "//"),
+        "no wait for a step": ("copies_wait<PRODUCT_STAGES - 2>();", ""),
     },
 }
 FAULTS = [Fault(name, tests, file, *change) for (tests, file), of in BY_FILE.items() for name, change in of.items()]

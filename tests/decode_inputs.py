@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import torch
-from error_bounds import check_heads
-from kernel_inputs import DEVICE, relative_error
+from kernel_inputs import DEVICE
 from torch import Tensor
 
 from mta_kernels.multi_token_attention import (
     DecodeState,
-    multi_token_attention_decode,
-    multi_token_attention_decode_reference,
     multi_token_attention_reference,
     prefill_state,
 )
-from mta_kernels.multi_token_attention.decode.state import needs_state
-from mta_kernels.multi_token_attention.mixers import Mixers
 
 PARTS = ("pre_conv", "pre_mix", "post_conv", "post_mix")
 COMBINATIONS = [dict(zip(PARTS, chosen, strict=True)) for chosen in product((False, True), repeat=4)]
@@ -103,61 +97,3 @@ class Inputs:
         counts = torch.tensor(lengths, device=DEVICE)
         mixers = {**self.mixers, **self.options}
         return {"q_window": window, "k_cache": keys, "v_cache": values, "lengths": counts, **mixers}
-
-
-def check_steps(inputs: Inputs, before: list[int], steps: int = 1, **options) -> Tensor:
-    """Steps after prompts of these lengths are as near to the forward in float64 as twice eager's own error.
-
-    Each sequence and head too. Returns the last step's result.
-    """
-    exact_rows = inputs.double().rows()
-    state, eager_state = inputs.state(before), inputs.state(before)
-    for step in range(1, steps + 1):
-        lengths = [length + step for length in before]
-        arguments = inputs.step(lengths)
-        got = multi_token_attention_decode(**arguments, state=state, backend="triton", **options)
-        eager = multi_token_attention_decode_reference(**arguments, state=eager_state)
-        exact = torch.stack([exact_rows[b, :, length - 1 : length] for b, length in enumerate(lengths)])
-        assert got.shape == exact.shape
-        assert got.dtype == inputs.q.dtype
-        errors = ((x.double() - exact).flatten(0, 1) for x in (got, eager))
-        check_heads(f"step {step}", *errors, exact.flatten(0, 1), got.dtype)
-        if needs_state(Mixers(**inputs.mixers)):
-            assert state.lengths.tolist() == lengths
-    return got
-
-
-def check_independence(inputs: Inputs, before: list[int], backend: str = "triton", **options) -> None:
-    """A sequence and a group of heads have the same bits whatever others hold, which is not finite where they are not.
-
-    The mixings are in groups, of which none has heads of both halves.
-    """
-
-    def step(others: Callable[[Tensor], Tensor], factor: float) -> Tensor:
-        changed = inputs.to(inputs.q.dtype)
-        changed.q, changed.k, changed.v = (x.clone() for x in (inputs.q, inputs.k, inputs.v))
-        for x in (changed.q, changed.k, changed.v):
-            others(x).mul_(factor)
-        arguments = changed.step([length + 1 for length in before])
-        return multi_token_attention_decode(**arguments, state=changed.state(before), backend=backend, **options)
-
-    half = inputs.q.shape[1] // 2
-    want = step(lambda x: x, 1)
-    for factor in (1000, float("inf"), float("nan")):
-        assert torch.equal(step(lambda x: x[::2], factor)[1::2], want[1::2]), factor
-        got = step(lambda x: x[:, : x.shape[1] // 2], factor)
-        assert torch.equal(got[:, half:], want[:, half:]), factor
-        assert factor == 1000 or got[:, :half].isnan().all(), factor
-
-
-def check_replaced_sequence(inputs: Inputs, **options) -> None:
-    """A new sequence takes the place of one whose rows of the state become NaN, and the other goes on."""
-    rows, state = inputs.double().rows(), inputs.state([20, 30])
-    lengths = [21, 31]
-    multi_token_attention_decode(**inputs.step(lengths), state=state, backend="triton", **options)
-    state.logits[0], state.logsumexp[0], state.lengths[0] = float("nan"), float("nan"), 0
-    for count in range(1, 4):
-        lengths = [count, 31 + count]
-        got = multi_token_attention_decode(**inputs.step(lengths), state=state, backend="triton", **options)
-        for sequence, length in enumerate(lengths):
-            assert relative_error(got[sequence, :, 0], rows[sequence, :, length - 1]) < 2e-3, lengths

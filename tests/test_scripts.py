@@ -9,6 +9,7 @@ from pathlib import Path
 
 import generate_docs
 import pytest
+from conformance_faults import FAULTS
 
 ROOT = Path(__file__).parents[1]
 RUNNABLE = ("scripts/quickstart", "scripts/test", "scripts/build_wheel", "scripts/tag_release", ".ci/run")
@@ -179,6 +180,11 @@ def test_the_pytorch_that_setup_takes_from_the_machine_is_one_that_the_project_t
 
 def test_ci_runs_the_tests():
     assert "./scripts/test" in (ROOT / ".ci/run").read_text()
+
+
+def test_each_fault_that_is_planted_has_one_place():
+    places = {(x.file, x.name): (ROOT / "kernels/mta_kernels" / x.file).read_text().count(x.line) for x in FAULTS}
+    assert {name: count for name, count in places.items() if count != 1} == {}
 
 
 def test_the_page_of_commands_names_every_command_and_no_other():

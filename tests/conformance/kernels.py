@@ -140,12 +140,18 @@ MTA_MIX = {
 EIGHT_HEADS = {"heads": 8, "kv_heads": 8}
 MTA_DECODE = {
     "usual": mixed("fp16", 16, (3, 5), (2, 4), in_float32=("pre_conv", "post_mix"), gate="one") | EIGHT_HEADS,
-    "other": mixed("fp16", 48, (2, 9), (4, 3), (2, 2), pad_key="left", norm_eps=0.1, depth=3) | EIGHT_HEADS,
-    "wide": mixed("fp16", 96, None, None, gate="full", norm_eps=1e-5) | EIGHT_HEADS,
+    "other": mixed("fp16", 48, (16, 9), (12, 3), (2, 2), pad_key="left", norm_eps=0.1, depth=3) | EIGHT_HEADS,
+    "wide": mixed("fp16", 128, None, None, gate="full", norm_eps=1e-5, heads=10, kv_heads=10),
 }
-CONVOLVED = ("chunks of rows", "every key seen", "documents", "the last rows of a prompt")
+CONVOLVED = (
+    "chunks of rows", "every key seen", "documents", "the last rows of a prompt",
+    "rows of fewer blocks of keys than a chunk has",
+)  # fmt: skip
 BANDS = (*CONVOLVED, "convolved after alone")
-HEADS = (*CONVOLVED, "many heads", "one token", "documents in which every key is seen", "parts of a batch")
+HEADS = (
+    *CONVOLVED, "many heads", "one token", "documents in which every key is seen", "parts of a batch",
+    "mixed and convolved after", "scores that grow",
+)  # fmt: skip
 MIXED_ALONE = (
     "one token", "many heads", "heads mixed alone", "every key seen", "documents",
     "documents in which every key is seen", "scores of 60000", "parts of a batch",

@@ -7,10 +7,8 @@ import itertools
 import pytest
 import torch
 from banded_backwards import Kernel, inputs, kernel_of
-from banded_forwards import ON_GPU
 from emulated_forward import emulated_forward  # noqa: F401
 from kernel_inputs import assert_as_reference
-from planted_faults import plant
 
 from mta_kernels.conv_attention import unsupported
 from mta_kernels.conv_attention.cuda_decode import backend
@@ -89,39 +87,3 @@ def test_the_usual_tiles_of_gpus(head_dim: int, of_limits: tuple[int, ...]) -> N
     for limit, number in zip((99, 163, 227), of_limits, strict=True):
         found = backward_constants.constants_for(BF16, head_dim, Convolution(6, 11, 5), True, False, limit * 1024)
         assert found is None if number is None else found.tiles == tiles[number]
-
-
-@pytest.mark.skipif(ON_GPU, reason="plants faults in the emulated source")
-@pytest.mark.parametrize(
-    ("file", "line", "instead"),
-    [
-        ("rows", "__syncthreads();  // the keys have come", "//"),
-        ("rows", "__syncthreads();  // the values have come", "//"),
-        ("rows", "__syncthreads();  // the dc of all warps", "//"),
-        ("rows", "copies_wait<1>();", ""),
-        ("rows", "copies_wait<0>();\n        __syncthreads();  // the values", "__syncthreads();  // the values"),
-        (
-            "rows",
-            "    __syncthreads();\n    if (threadIdx.x == 0) rows_are_done",
-            "    if (threadIdx.x == 0) rows_are_done",
-        ),
-        ("products", "__syncthreads();  // the step has come", "//"),
-        ("products", "copies_wait<PRODUCT_STAGES - 2>();", ""),
-    ],
-    ids=[
-        "keys that other threads copy",
-        "scores that other warps store",
-        "dc that other warps store",
-        "no wait for the keys",
-        "no wait for the values",
-        "rows counted before all are stored",
-        "steps that other threads copy",
-        "no wait for a step",
-    ],
-)
-def test_the_emulator_finds_what_a_gpu_may_hide(
-    cuda: Kernel, monkeypatch: pytest.MonkeyPatch, tmp_path, file: str, line: str, instead: str
-) -> None:
-    plant(monkeypatch, backward_constants, tmp_path, f"backward_{file}.cuh", line, instead)
-    with pytest.raises(AssertionError):  # wrong, or what the emulator says
-        cuda.assert_in_any_order(inputs(1, 1, 1, 250, 16, (6, 11)), seeds=range(8))

@@ -1,4 +1,4 @@
-"""Kernels of mixed rows and values in CUDA C++ for GPUs that need not be there: what fits, is refused, compiles."""
+"""Stages of multi-token attention in CUDA C++ for GPUs that need not be there: what fits, is refused, compiles."""
 
 from __future__ import annotations
 
@@ -7,13 +7,34 @@ import torch
 from emulated_rows import H200, emulated_rows  # noqa: F401
 
 from mta_kernels.gpu_limits import gpu_of
+from mta_kernels.multi_token_attention.bands_cuda import bands
+from mta_kernels.multi_token_attention.bands_cuda import plan as bands_plan
+from mta_kernels.multi_token_attention.heads_cuda import heads, plan
 from mta_kernels.multi_token_attention.mix_cuda import mix_values, shapes
 from mta_kernels.multi_token_attention.rows_cuda import mix_rows, rows
 from mta_kernels.multi_token_attention.rows_cuda.plan import plan_on
 from mta_kernels.nvrtc import compiler
+from mta_kernels.nvrtc.compiler import Source
+from mta_kernels.operation import Convolution
 
 BF16, FP16 = torch.bfloat16, torch.float16
 A100, RTX_4090 = 163 * 1024, 99 * 1024  # bytes of shared memory that a block may have
+TAPS = Convolution(6, 11, 5)
+
+
+def compiled(source: Source) -> str:
+    """What the compiler says of the registers of a source."""
+    if reason := compiler.missing_package():
+        pytest.skip(reason)
+    code, words = compiler.compile_source(source)
+    assert code.startswith(b"\x7fELF")
+    if "ptxas info" not in words:
+        pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
+    return words
+
+
+def most_spilled(words: str) -> int:
+    return max(int(part.split()[-1]) for part in words.split(" bytes spill stores")[:-1])
 
 
 @pytest.mark.parametrize(
@@ -73,12 +94,88 @@ ROWS = [
 
 @pytest.mark.parametrize("shape", ROWS, ids=str)
 def test_rows_compile_without_spills(shape: tuple[str, int, int, int, bool]) -> None:
-    if reason := compiler.missing_package():
-        pytest.skip(reason)
     architecture, limit, count, keys, backward = shape
     chosen = plan_on((int(architecture[3]), int(architecture[4])), limit, BF16, count, keys, backward=backward)
-    code, words = compiler.compile_source(chosen.constants.source(architecture))
-    assert code.startswith(b"\x7fELF")
-    if "ptxas info" not in words:
-        pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
+    words = compiled(chosen.constants.source(architecture))
     assert words.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == 1
+
+
+def test_convolutions_that_cannot_be_are_refused() -> None:
+    assert bands.shape_unsupported(BF16, TAPS) is None
+    assert "dtype torch.float32 is not float16 or bfloat16" in bands.shape_unsupported(torch.float32, TAPS)
+    assert "9x11 taps are more than the 8x17" in bands.shape_unsupported(BF16, Convolution(9, 11, 5))
+    assert "2x18 taps are more than the 8x17" in bands.shape_unsupported(BF16, Convolution(2, 18, 8))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_convolutions_compile_with_hardly_a_spill(gradients: bool) -> None:
+    sizes = bands_plan.GRADIENTS if gradients else bands_plan.CONVOLVE
+    constants = bands_plan.BandConstants(gradients, BF16, TAPS, gradients, True, False, sizes)
+    assert most_spilled(compiled(constants.source("sm_90"))) <= 48
+
+
+def test_heads_that_cannot_meet_are_refused() -> None:
+    def reason(limit: int, dtype: torch.dtype, count: int, conv: Convolution, kernel: str = "heads") -> str | None:
+        return heads.shape_unsupported(limit, dtype, count, {kernel: conv})
+
+    assert reason(H200, BF16, 16, TAPS) is None
+    assert "dtype torch.float32 is not float16 or bfloat16" in reason(H200, torch.float32, 16, TAPS)
+    assert "9x11 taps are more than the 8x17" in reason(H200, BF16, 16, Convolution(9, 11, 5))
+    assert "17 heads are more than the 16" in reason(H200, BF16, 17, TAPS)
+    assert "185856 bytes of shared memory; a block may have 166912" in reason(A100, BF16, 16, TAPS)
+    assert reason(A100, BF16, 16, TAPS, "pre") is None
+    assert "133632 bytes of shared memory; a block may have 101376" in reason(RTX_4090, BF16, 16, TAPS, "post")
+
+
+@pytest.mark.parametrize("name", ["probabilities", "logits", *plan.WALKS])
+def test_heads_compile_with_hardly_a_spill(name: str) -> None:
+    if name not in plan.WALKS:
+        tiles = plan.TileConstants(name, BF16, 16, True, False, plan.TILES[name])
+        assert most_spilled(compiled(tiles.source("sm_90a"))) == 0
+        return
+    constants = plan.WalkConstants(name, BF16, 16, TAPS, True, False, plan.walk_sizes(name, (9, 0)))
+    words = compiled(constants.source("sm_90a"))
+    assert most_spilled(words) <= 16
+    # A warp that takes more registers than the block has waits for ever.
+    of_heads, mixers = (88 if constants.sizes.mixers == 8 else 104), constants.sizes.mixers
+    used = max(int(part.split()[-1]) for part in words.split(" registers")[:-1])
+    assert 16 * of_heads + mixers * 64 <= used * (16 + mixers)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "count"),
+    [
+        ("pre", "sm_80", 16), ("post", "sm_86", 10), ("post", "sm_100", 16), ("pre", "sm_120", 12),
+        ("rebuild", "sm_80", 16),
+    ],
+)  # fmt: skip
+def test_heads_compile_for_other_gpus(name: str, architecture: str, count: int) -> None:
+    if reason := compiler.missing_package():
+        pytest.skip(reason)
+    constants = plan.WalkConstants(name, FP16, count, TAPS, False, True, plan.WALKS[name])
+    assert compiler.compile_source(constants.source(architecture))[0].startswith(b"\x7fELF")
+
+
+def test_tasks_of_a_chunk_end_nearly_together() -> None:
+    """On 132 multiprocessors, of rows that see up to 12298 keys; of few rows they are no longer than need be."""
+
+    def rounds(run: int) -> int:
+        ends = [min(first + run, 2068) for first in range(0, 2068, run)]
+        return -(-sum(-(-(12298 - 2068 + end) // 128) for end in ends) // 132)
+
+    run = plan.rows_of_even_tasks(103, 6, 2068, 12298, 97, 1, 132)
+    assert (run + 5) % 6 == 0
+    assert rounds(run) * (run + 5 + 9) < 0.95 * rounds(103) * (103 + 5 + 9)
+    assert plan.rows_of_even_tasks(103, 6, 40, 40, 1, 1, 132) == 103
+    assert plan.rows_of_even_tasks(103, 6, 2068, 0, 97, 1, 1 << 30) == 103
+
+
+@pytest.mark.parametrize("conv", [TAPS, Convolution(8, 17, 8), Convolution(2, 3, 1)], ids=str)
+def test_what_rebuilds_needs_no_more_memory_than_the_forward(conv: Convolution) -> None:
+    """As `stages.recomputes_probabilities` has it."""
+    for capability in (None, (9, 0)):
+        pre, rebuild = (
+            plan.WalkConstants(name, BF16, 16, conv, True, False, plan.walk_sizes(name, capability))
+            for name in ("pre", "rebuild")
+        )
+        assert rebuild.shared_memory <= pre.shared_memory

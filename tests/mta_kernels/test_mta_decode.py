@@ -170,6 +170,17 @@ def test_short_window_and_long_lengths_are_refused() -> None:
         prefill_state(inputs.q, inputs.k, lengths=torch.tensor([9], device=DEVICE), post_conv=None)
 
 
+def test_older_rows_of_large_scores() -> None:
+    """A logit and a logsumexp are subtracted before either is multiplied: the difference alone is exact."""
+    pytest.importorskip("triton")
+    inputs = Inputs(dict.fromkeys(PARTS, True) | {"pre_conv": False}, tokens=30, dtype=torch.float32)
+    inputs.q[:, :, :-1] *= 1e5
+    inputs.k[:, :, 1::2] = inputs.k[:, :, ::2]
+    step, states = inputs.step([30]), [inputs.state([29]) for _ in range(2)]
+    got = multi_token_attention_decode(**step, state=states[0], backend="triton")
+    assert relative_error(got, multi_token_attention_decode_reference(**step, state=states[1])) <= 1e-5
+
+
 def test_under_autocast_the_state_is_of_its_dtype() -> None:
     inputs = Inputs(dict.fromkeys(PARTS, True), dtype=torch.float32)
     with torch.autocast(DEVICE, torch.bfloat16):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from decode_inputs import PARTS, Inputs
+from emulated_mta_decode import emulated_mta_decode  # noqa: F401
 from kernel_inputs import DEVICE
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -19,6 +20,8 @@ from mta_kernels.multi_token_attention import (
     multi_token_attention_decode_reference,
 )
 from mta_kernels.multi_token_attention.backend import Request
+from mta_kernels.multi_token_attention.decode import api as decode_api
+from mta_kernels.multi_token_attention.decode import triton as decode_triton
 from mta_kernels.multi_token_attention.decode.plan import choose_splits
 from mta_kernels.multi_token_attention.decode.plan import plan as plan_step
 from mta_kernels.multi_token_attention.decode_cuda import plan
@@ -139,6 +142,17 @@ def test_gpus_whose_blocks_have_no_room_keep_triton(
     on_gpu = SimpleNamespace(is_cuda=True, device=q.device, shape=q.shape, dtype=q.dtype)
     found = unsupported(operation, on_gpu, cache, cache)
     assert found is None if reason is None else reason in (found or "")
+
+
+def test_norm_and_gate_are_in_the_last_cuda_kernel(request, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        request.getfixturevalue("emulated_mta_decode")
+    for module in (decode_api, decode_triton):
+        monkeypatch.setattr(module, "norm_and_gate", None)  # nobody calls a kernel for them
+    after = {"norm_weight": torch.ones(16), "gate_weight": torch.ones(1, 16), "gate_bias": torch.ones(1)}
+    after = {name: x.to(DEVICE, torch.float16) for name, x in after.items()}
+    inputs = Inputs(MIXING, heads=8, kv_heads=8, dtype=torch.float16, **after)
+    multi_token_attention_decode(**inputs.step([30]), backend="triton")
 
 
 @pytest.mark.parametrize("paged", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from kernel_inputs import DEVICE
@@ -9,7 +11,7 @@ from kernel_inputs import DEVICE
 from mta_kernels import score_chunks
 from mta_kernels.gpu_limits import Gpu
 from mta_kernels.multi_token_attention import multi_token_attention, stages
-from mta_kernels.multi_token_attention.triton import convolution, heads, products, rows
+from mta_kernels.multi_token_attention.triton import backward, convolution, heads, products, rows
 from mta_kernels.operation import Convolution, HeadMix, Operation
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -97,6 +99,23 @@ def test_constants_are_in_the_order_of_the_kernels(monkeypatch: pytest.MonkeyPat
         mixers = {"pre_conv": taps, "pre_mix": mix, "post_conv": taps, "post_mix": mix, "cu_seqlens": documents}
         multi_token_attention(q, q, q, **mixers, backend="triton")
     assert len(seen) == 5
+
+
+def test_products_are_given_rows_that_the_copy_engine_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of head dims whose rows do not begin at multiples of 16 bytes."""
+    given = []
+
+    def checked(product, left, right, *others, **options) -> None:
+        given.append(right)
+        assert products.rows_of(right) is right
+        product(left, right, *others, **options)
+
+    for name in ("score_product", "row_product", "add_transposed_product"):
+        monkeypatch.setattr(backward, name, partial(checked, getattr(backward, name)))
+    x = torch.randn(1, 2, 9, 20, device=DEVICE, dtype=torch.float16).requires_grad_()
+    bounds, mix = torch.tensor([0, 4, 9], device=DEVICE), torch.eye(2, device=DEVICE)
+    multi_token_attention(x, x, x, pre_mix=mix, post_mix=mix, cu_seqlens=bounds, backend="triton").sum().backward()
+    assert len(given) == 5
 
 
 def test_what_is_no_nvidia_gpu_has_none_of_these_kernels() -> None:
