@@ -93,7 +93,6 @@ CLI_MAY_IMPORT = {
 parsed = functools.cache(ast.parse)  # many tests read the same sources
 
 
-@functools.cache
 def imports(source, module, *, inside_functions):
     """Names of the modules that a source imports, those for type checkers left out."""
     names = set()
@@ -113,6 +112,18 @@ def imports(source, module, *, inside_functions):
     return frozenset(names)
 
 
+@functools.cache
+def imports_of(module, *, inside_functions=True):
+    """As `imports`, of a module's own source."""
+    return imports(text_of(module), module, inside_functions=inside_functions)
+
+
+@functools.cache
+def text_of(module):
+    return source_of(module).read_text()
+
+
+@functools.cache
 def source_of(module):
     """The file of one of this project's modules, or None."""
     for root in (ROOT, KERNELS):
@@ -123,19 +134,13 @@ def source_of(module):
     return None
 
 
-def module_path(module, root=ROOT):
-    """The file of a module as `modules_under` names it, `__init__` and all."""
-    return root.joinpath(*module.split(".")).with_suffix(".py")
-
-
 def loaded_with(module):
     """Every module that importing this one loads, as far as this project's own sources say."""
     seen, todo = set(), [module]
     while todo:
         name = todo.pop()
         parents = {name.rpartition(".")[0]} - {""}
-        path = source_of(name)
-        found = imports(path.read_text(), name, inside_functions=False) if path else frozenset()
+        found = imports_of(name, inside_functions=False) if source_of(name) else frozenset()
         todo += (found | parents) - seen
         seen |= found | parents
     return seen
@@ -145,26 +150,33 @@ def packages(names):
     return {name.partition(".")[0] for name in names}
 
 
-def modules_under(folder, root):
+def modules_under(folder, root=ROOT):
     paths = sorted(folder.rglob("*.py"))
     assert paths
     return [".".join(path.relative_to(root).with_suffix("").parts) for path in paths]
 
 
-@pytest.mark.parametrize("module", modules_under(KERNELS, KERNELS))
-def test_kernels_import_nothing_of_the_suite(module):
-    path = KERNELS.joinpath(*module.split(".")).with_suffix(".py")
-    found = packages(imports(path.read_text(), module, inside_functions=True))
-    ladder = {"mta_ladder"} if module.startswith("mta_ladder") else set()
-    integrated = module.removeprefix("mta_kernels.integrations.").partition(".")[0]  # is for that library alone
-    assert found - sys.stdlib_module_names <= {"torch", "triton", "numpy", "cuda", "mta_kernels", integrated} | ladder
+def broken_by(modules, rule):
+    """The modules that break a rule, with what `rule(module)` finds."""
+    return {module: found for module in modules if (found := rule(module))}
 
 
-@pytest.mark.parametrize("module", modules_under(KERNELS / "mta_kernels", KERNELS))
-def test_kernels_know_no_library_that_they_are_integrated_in(module):
-    found = imports(module_path(module, KERNELS).read_text(), module, inside_functions=True)
-    own = module.startswith("mta_kernels.integrations.")
-    assert own or not any(name.startswith("mta_kernels.integrations") for name in found)
+def test_kernels_import_nothing_of_the_suite():
+    def others(module):
+        ladder = {"mta_ladder"} if module.startswith("mta_ladder") else set()
+        integrated = module.removeprefix("mta_kernels.integrations.").partition(".")[0]  # is for that library alone
+        allowed = {"torch", "triton", "numpy", "cuda", "mta_kernels", integrated} | ladder
+        return packages(imports_of(module)) - sys.stdlib_module_names - allowed
+
+    assert broken_by(modules_under(KERNELS, KERNELS), others) == {}
+
+
+def test_kernels_know_no_library_that_they_are_integrated_in():
+    def integrations(module):
+        own = module.startswith("mta_kernels.integrations.")
+        return not own and {x for x in imports_of(module) if x.startswith("mta_kernels.integrations")}
+
+    assert broken_by(modules_under(KERNELS / "mta_kernels", KERNELS), integrations) == {}
 
 
 def beyond_the_wall(source):
@@ -186,14 +198,13 @@ def beyond_the_wall(source):
 def is_exported(name):
     """Whether a module lists a name in `__all__`, or without one has it without an underscore in front."""
     module, _, name = name.rpartition(".")
-    listed = [node.value for node in parsed(source_of(module).read_text()).body if isinstance(node, ast.Assign)
+    listed = [node.value for node in parsed(text_of(module)).body if isinstance(node, ast.Assign)
               and ast.unparse(node.targets[0]) == "__all__"]  # fmt: skip
     return name in ast.literal_eval(listed[0]) if listed else not re.match("_(?!_)", name)
 
 
-@pytest.mark.parametrize("module", modules_under(ROOT / "mtabench", ROOT))
-def test_the_suite_knows_of_the_kernels_what_is_public(module):
-    assert not beyond_the_wall(module_path(module).read_text())
+def test_the_suite_knows_of_the_kernels_what_is_public():
+    assert broken_by(modules_under(ROOT / "mtabench"), lambda module: beyond_the_wall(text_of(module))) == {}
 
 
 def test_what_lies_beyond_the_wall_is_found():
@@ -215,25 +226,26 @@ def later():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PURE)
-def test_pure_modules_know_nothing_of_torch(name):
-    module = f"mtabench.{name}"
-    direct = imports(source_of(module).read_text(), module, inside_functions=True)
-    assert not packages((direct | loaded_with(module)) - LIGHT_KERNELS) & {"torch", "triton", *OF_KERNELS}
+def heavy(names):
+    return packages(names - LIGHT_KERNELS) & {"torch", "triton", *OF_KERNELS}
 
 
-@pytest.mark.parametrize("module", modules_under(ROOT / "mtabench" / "implementations", ROOT))
-def test_implementations_load_neither_torch_nor_kernels(module):
+def test_pure_modules_know_nothing_of_torch():
+    pure = [f"mtabench.{name}" for name in PURE]
+    assert broken_by(pure, lambda module: heavy(imports_of(module) | loaded_with(module))) == {}
+
+
+def test_implementations_load_neither_torch_nor_kernels():
     """`mtabench.registry` imports them all, which `loaded_with` does not see."""
-    loaded = loaded_with(module.removesuffix(".__init__")) - LIGHT_KERNELS
-    assert not packages(loaded) & {"torch", "triton", *OF_KERNELS}
+    modules = [name.removesuffix(".__init__") for name in modules_under(ROOT / "mtabench" / "implementations")]
+    assert broken_by(modules, lambda module: heavy(loaded_with(module))) == {}
 
 
 def test_cli_loads_only_light_modules():
-    direct = imports(source_of("mtabench.cli").read_text(), "mtabench.cli", inside_functions=False)
+    direct = imports_of("mtabench.cli", inside_functions=False)
     assert {name for name in direct if name.partition(".")[0] not in sys.stdlib_module_names} <= CLI_MAY_IMPORT
-    heavy = {"torch", "triton", "numpy", "scipy", "pandas", "matplotlib", *OF_KERNELS}
-    assert not packages(loaded_with("mtabench.cli") - LIGHT_KERNELS) & heavy
+    loaded = loaded_with("mtabench.cli")
+    assert not heavy(loaded) | packages(loaded) & {"numpy", "scipy", "pandas", "matplotlib"}
 
 
 def upward(module, found):
@@ -244,11 +256,9 @@ def upward(module, found):
     return {other for other in others if of[other] >= of[own]}
 
 
-@pytest.mark.parametrize("module", modules_under(ROOT / "mtabench", ROOT))
-def test_arrows_between_packages_point_down(module):
-    if module not in ("mtabench.__init__", "mtabench.__main__"):
-        found = imports(module_path(module).read_text(), module, inside_functions=True)
-        assert not upward(module, {name for name in found if source_of(name)})
+def test_arrows_between_packages_point_down():
+    modules = set(modules_under(ROOT / "mtabench")) - {"mtabench.__init__", "mtabench.__main__"}
+    assert broken_by(modules, lambda module: upward(module, set(filter(source_of, imports_of(module))))) == {}
 
 
 def test_there_are_ten_floors_at_most():
@@ -271,10 +281,9 @@ def backends_known(found):
     return parts & set(BACKEND_FOLDERS)
 
 
-@pytest.mark.parametrize("name", ASKING)
-def test_a_backend_is_known_by_its_object_alone(name):
-    module = f"mta_kernels.conv_attention.{name}"
-    assert not backends_known(imports(source_of(module).read_text(), module, inside_functions=True))
+def test_a_backend_is_known_by_its_object_alone():
+    asking = [f"mta_kernels.conv_attention.{name}" for name in ASKING]
+    assert broken_by(asking, lambda module: backends_known(imports_of(module))) == {}
 
 
 def test_a_backend_that_is_known_is_found():
@@ -282,10 +291,11 @@ def test_a_backend_that_is_known_is_found():
     assert backends_known(found) == {"hopper"}
 
 
-@pytest.mark.parametrize("module", sorted(LIGHT_KERNELS))
-def test_what_every_module_may_know_knows_nothing_of_torch(module):
-    found = imports(source_of(module).read_text(), module, inside_functions=True)
-    assert packages(found - LIGHT_KERNELS) <= sys.stdlib_module_names
+def test_what_every_module_may_know_knows_nothing_of_torch():
+    def others(module):
+        return packages(imports_of(module) - LIGHT_KERNELS) - sys.stdlib_module_names
+
+    assert broken_by(LIGHT_KERNELS, others) == {}
 
 
 def circles(arrows):
@@ -309,8 +319,7 @@ def circles(arrows):
 def test_no_file_imports_itself_by_way_of_others(package, root):
     arrows = {}
     for module in modules_under(root / package, root):
-        found = imports(module_path(module, root).read_text(), module, inside_functions=True)
-        arrows[module] = {name for name in found if name.startswith(f"{package}.") and source_of(name)}
+        arrows[module] = {x for x in imports_of(module) if x.startswith(f"{package}.") and source_of(x)}
     assert circles(arrows) == []
 
 
@@ -319,16 +328,19 @@ def test_a_circle_is_found():
 
 
 def test_a_class_has_a_name_of_its_own():
-    trees = [parsed(module_path(module).read_text()) for module in modules_under(ROOT / "mtabench", ROOT)]
+    trees = [parsed(text_of(module)) for module in modules_under(ROOT / "mtabench")]
     names = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     assert {name for name in names if names.count(name) > 1} == set()
 
 
-@pytest.mark.parametrize("module", modules_under(ROOT / "mtabench", ROOT))
-def test_the_table_of_implementations_is_read_when_it_is_needed(module):
+def test_the_table_of_implementations_is_read_when_it_is_needed():
     """A copy bound at import keeps what a test planted, and fails whichever test comes next."""
-    imported = [node for node in ast.walk(parsed(source_of(module).read_text())) if isinstance(node, ast.ImportFrom)]
-    assert "IMPLEMENTATIONS" not in {alias.name for node in imported for alias in node.names}
+
+    def copies(module):
+        imported = [node for node in ast.walk(parsed(text_of(module))) if isinstance(node, ast.ImportFrom)]
+        return {"IMPLEMENTATIONS"} & {alias.name for node in imported for alias in node.names}
+
+    assert broken_by(modules_under(ROOT / "mtabench"), copies) == {}
 
 
 def test_the_reading_of_imports_sees_what_it_should():

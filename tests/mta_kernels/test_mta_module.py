@@ -154,11 +154,12 @@ def test_every_parameter_learns() -> None:
 
 
 def test_gradients_have_the_strides_of_parameters_in_channels_last() -> None:
-    module = MultiTokenAttention(4, 16).to(memory_format=torch.channels_last)
-    q = torch.randn(1, 4, 10, 16)
+    given: dict[str, Any] = {"heads": 2, "head_dim": 16, "pre_conv": (2, 3), "post_conv": None}
+    module = MultiTokenAttention(**given).to(memory_format=torch.channels_last)
+    q = torch.randn(1, 2, 5, 16)
     module(q, q, q).sum().backward()
     assert {x.stride() == x.grad.stride() for x in module.parameters() if x.grad is not None} == {True}
-    assert torch.equal(module.mta_kernel, MultiTokenAttention(4, 16).mta_kernel)
+    assert torch.equal(module.mta_kernel, MultiTokenAttention(**given).mta_kernel)
 
 
 def test_parameters_are_reset_where_they_are_under_another_default_device() -> None:

@@ -129,8 +129,7 @@ def test_an_undefined_gradient_adds_nothing(backend) -> None:
     assert not inputs["pre_mix"].grad
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("dynamic", "packed"), [(False, False), (True, True)])
 def test_compiles_without_a_break(dynamic, packed) -> None:
     torch._dynamo.reset()
     options: dict[str, Any] = {"cu_seqlens": torch.tensor([0, 4, 9])} if packed else {}
