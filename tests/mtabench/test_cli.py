@@ -380,18 +380,6 @@ def test_what_mtabench_did_not_write_is_left_alone(mtabench, tmp_path, name, opt
     assert not (tmp_path / "out.csv").exists() or name == "out.csv"
 
 
-def test_a_torn_header_is_written_anew(mtabench, tmp_path):
-    mtabench("fwd", *TINY, "--out", "whole.csv", "--no-plot")
-    for kept in (0, 5, 40):
-        for ending in (".csv", ".samples.csv"):
-            (tmp_path / f"out{ending}").write_text((tmp_path / f"whole{ending}").read_text()[:kept])
-        assert mtabench("fwd", *TINY, "--seq", "16", "--out", "out.csv", "--no-plot", "--resume")[0] == 0
-        for ending in (".csv", ".samples.csv"):
-            header, *rows = (tmp_path / f"out{ending}").read_text().splitlines()
-            assert header == (tmp_path / f"whole{ending}").read_text().splitlines()[0]
-            assert rows
-
-
 def test_resume_refuses_a_file_of_another_device(mtabench, tmp_path):
     path = tmp_path / "out.csv"
     assert mtabench("fwd", *TINY, "--out", "out.csv", "--no-plot")[0] == 0

@@ -202,12 +202,16 @@ def test_a_torn_last_line_is_dropped_on_resume(tmp_path, keep):
     assert samples_path(path).read_text().endswith("0.5\n")
 
 
-def test_a_torn_header_is_written_anew(tmp_path):
+@pytest.mark.parametrize("kept", [0, 5, 40])
+def test_a_torn_header_is_written_anew(tmp_path, kept):
     path = tmp_path / "out.csv"
-    path.write_text("schema_version,run")
+    headers = {path: ",".join(COLUMNS), samples_path(path): ",".join(SAMPLE_COLUMNS)}
+    for one, header in headers.items():
+        one.write_text(header[:kept])
     with Writer(path, resume=True) as writer:
         writer.write([row()])
     assert len(read_results(path)) == 1
+    assert [one.read_text().splitlines()[0] for one in headers] == [*headers.values()]
 
 
 def write_table(path, rows, columns=COLUMNS):
