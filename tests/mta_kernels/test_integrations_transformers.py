@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -351,15 +350,6 @@ def test_an_offloaded_layer_is_refused_in_one_sentence(tmp_path):
     )
     with pytest.raises(ValueError, match="layer 1 is offloaded"):
         model.generate(text(6)[0], max_new_tokens=2)
-
-
-def test_a_layer_that_no_kernel_runs_on_its_device_is_warned_of_once():
-    model = model_of(MIXED, num_hidden_layers=1).to("meta")  # stands for a GPU: any device but a CPU
-    with pytest.warns(UserWarning, match="computes on meta by the eager reference"):
-        model(text(6)[0].to("meta"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model(text(6)[0].to("meta"))
 
 
 def mixers_after_step(group: dist.ProcessGroup | None) -> dict[str, Tensor]:

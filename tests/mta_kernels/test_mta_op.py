@@ -19,7 +19,8 @@ from mta_kernels.multi_token_attention import (
     unsupported,
 )
 from mta_kernels.multi_token_attention import backends as backends_module
-from mta_kernels.multi_token_attention.backend import MtaBackend
+from mta_kernels.multi_token_attention.backend import MtaBackend, Request
+from mta_kernels.multi_token_attention.choice import choose
 from mta_kernels.multi_token_attention.documents import document_bounds
 from mta_kernels.multi_token_attention.dropout import kept, seed_tensor
 from mta_kernels.multi_token_attention.mixers import Mixers
@@ -260,6 +261,9 @@ def test_a_choice_says_why() -> None:
     assert unsupported("fake", operation=operation, **cell) is None
     assert unsupported("reference", operation=operation, **cell) is None
     assert unsupported("fake", operation=operation, **cell, dropout=0.1) == "the fake has no dropout"
+    on_gpu = Request(operation, "cuda", torch.float32, 8, 4, dropout=0.1)
+    with pytest.warns(UserWarning, match="eager reference computes this on a GPU.*the fake has no dropout"):
+        assert choose("auto", on_gpu) is None
 
 
 def test_bounds_of_documents() -> None:

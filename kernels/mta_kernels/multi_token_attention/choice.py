@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 
@@ -169,9 +170,16 @@ def check_backend(backend: str, operation: Operation, dropout: float) -> None:
 
 
 def choose(backend: str, request: Request) -> MtaBackend | None:
-    """The kernels that run a request, None for the reference; raises ValueError for a named backend that cannot."""
+    """The kernels that run a request, None for the reference; raises ValueError for a named backend that cannot.
+
+    Warns where "auto" leaves a GPU to the reference.
+    """
     if backend == "auto":
-        return _fastest(request)[0]
+        kernels, reason = _fastest(request)
+        if kernels is None and torch.device(request.device).type == "cuda" and not torch.compiler.is_compiling():
+            slowly = "the eager reference computes this on a GPU, slowly and with memory for all scores"
+            warnings.warn(f"{slowly}: {reason}", stacklevel=3)
+        return kernels
     check_backend(backend, request.operation, request.dropout)
     kernels = backends.named(backend)
     if kernels is None:

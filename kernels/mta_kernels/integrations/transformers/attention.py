@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -57,8 +56,6 @@ def mta_attention_forward(
             f"layer {module.layer_idx} is offloaded, which attn_implementation='mta' does not support; give it a "
             "device in device_map"
         )
-    if attention.backend == "auto" and query.device.type != "cpu" and not torch.compiler.is_compiling():
-        _warn_of_reference(module, attention, query, key, value)
     rows, window, keys = query.shape[2], query, key.shape[2] if layout.keys is None else layout.keys
     if mta_cache is not None:
         window = with_older_queries(mta_cache, module.layer_idx, query, _looks_back(attention))
@@ -98,19 +95,6 @@ def _check(mask: Any, dropout: float, keys: int, kwargs: dict[str, Any]) -> None
     for what, is_given in given.items():
         if is_given:
             raise ValueError(f"{what} is not supported by attn_implementation='mta'; leave it out or use 'sdpa'")
-
-
-def _warn_of_reference(module: Any, attention: MultiTokenAttention, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Warn, at a layer's first call in training and out of it, if no kernel runs it on this device."""
-    if getattr(module, "mta_explained", None) == attention.training:
-        return
-    module.mta_explained = attention.training
-    choice = attention.explain(q, k, v)
-    if choice.backend == "reference":
-        warnings.warn(
-            f"attn_implementation='mta' computes on {q.device.type} by the eager reference, which is slow and takes "
-            f"memory for all scores: {choice.reason}", stacklevel=2,
-        )  # fmt: skip
 
 
 def _looks_back(attention: MultiTokenAttention) -> int:
