@@ -9,7 +9,7 @@ import pytest
 import torch
 from decode_inputs import PARTS, Inputs
 from emulated_mta_decode import emulated_mta_decode  # noqa: F401
-from kernel_inputs import DEVICE
+from kernel_inputs import DEVICE, relative_error
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -142,6 +142,23 @@ def test_gpus_whose_blocks_have_no_room_keep_triton(
     on_gpu = SimpleNamespace(is_cuda=True, device=q.device, shape=q.shape, dtype=q.dtype)
     found = unsupported(operation, on_gpu, cache, cache)
     assert found is None if reason is None else reason in (found or "")
+
+
+def test_heads_that_mix_a_head_of_nan_are_nan(request) -> None:
+    if DEVICE == "cpu":
+        request.getfixturevalue("emulated_mta_decode")
+    inputs = Inputs(MIXING, heads=8, kv_heads=8, dtype=torch.float16)
+    inputs.q[:, 0] = torch.nan
+    assert multi_token_attention_decode(**inputs.step([30]), backend="triton").isnan().all()
+
+
+def test_a_step_has_more_programs_than_are_added_at_once(request) -> None:
+    if DEVICE == "cpu":
+        request.getfixturevalue("emulated_mta_decode").multiprocessors = 150
+    step = Inputs(MIXING, heads=8, kv_heads=8, tokens=9600, head_dim=80, dtype=torch.float16).step([9600])
+    exact = {name: x if name == "lengths" else x.double() for name, x in step.items()}
+    want = multi_token_attention_decode_reference(**exact)
+    assert relative_error(multi_token_attention_decode(**step, backend="triton"), want) < 2e-3
 
 
 def test_norm_and_gate_are_in_the_last_cuda_kernel(request, monkeypatch: pytest.MonkeyPatch) -> None:
