@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mtabench.charts import stamp
-from mtabench.charts.labels import Named, name_lines, reserve_room
+from mtabench.charts.labels import naming
+from mtabench.charts.panels import Line
 from mtabench.charts.style import LIGHT, Look
 from mtabench.implementations import Style
 
@@ -44,20 +46,20 @@ def loss_panels(figure: Figure) -> tuple[Axes, Axes]:
     return upper, lower
 
 
-def name_ends(figure: Figure, panels: Mapping[Axes, Sequence[Named]], styles: Mapping[Any, Style]) -> None:
+def name_ends(figure: Figure, panels: Mapping[Axes, Sequence[Line]], styles: Mapping[Any, Style]) -> None:
     """Lay the figure out and write the names of each panel's lines at their ends, in the colours of `styles`."""
-    room = [reserve_room(axes, [line.name for line in lines]) for axes, lines in panels.items()]
+    named = [naming(axes, lines, [line.label for line in lines], Look(LIGHT, styles)) for axes, lines in panels.items()]
     figure.draw_without_rendering()
     figure.set_layout_engine(None)
-    for text in room:
-        text.remove()
-    for axes, lines in panels.items():
-        name_lines(axes, lines, Look(LIGHT, styles))
+    for write in named:
+        write()
 
 
-def named(key: Any, name: str, curve: pd.Series) -> Named:
+def line_of(key: Any, name: str, curve: pd.Series) -> Line:
     """A curve by its index, for `name_ends`; `key` is that of its style."""
-    return Named(key, name, None, curve.index.to_numpy(float), curve.to_numpy(float))
+    x, y = curve.index.to_numpy(float), curve.to_numpy(float)
+    rows = np.arange(len(x))
+    return Line(key, name, False, rows, rows, x, y, y, y)
 
 
 def save_chart(figure: Figure, csv_path: Path) -> list[Path]:

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from training_files import loss_panels, name_ends, named, save_chart
+from training_files import line_of, loss_panels, name_ends, save_chart
 
-from mtabench.charts.labels import Named
+from mtabench.charts.panels import Line
 from mtabench.charts.style import LIGHT, applied
 from mtabench.styles import own_styles
 
@@ -43,12 +43,12 @@ def draw_chart(csv_path: Path) -> list[Path]:
         figure = Figure(figsize=(7.2, 5.4), layout="constrained")
         upper, lower = loss_panels(figure)
         drawn = [(upper, name, table) for name, table in losses.items()]
-        curves: dict[Axes, list[Named]] = {upper: [], lower: []}
+        curves: dict[Axes, list[Line]] = {upper: [], lower: []}
         for axes, name, table in (*drawn, (lower, "mta", losses["mta"] - losses["plain"])):
             look = {"color": STYLES[name].colour, "linestyle": STYLES[name].dashes}
             axes.plot(table.index, table, linewidth=0.7, alpha=0.6, **look)
             axes.plot(table.index, table.mean(axis=1), linewidth=2.2, **look)
-            curves[axes].append(named(name, TITLES[name], table.mean(axis=1)))
+            curves[axes].append(line_of(name, TITLES[name], table.mean(axis=1)))
         upper.set(ylabel="held-out loss (nats a token)")
         lower.set(xlabel="training step after it was put in", ylabel="minus plain")
         lower.axhline(0, color=LIGHT.quiet, linewidth=0.6)

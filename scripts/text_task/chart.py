@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from training_files import loss_panels, name_ends, named, save_chart
+from training_files import line_of, loss_panels, name_ends, save_chart
 
 from mtabench.charts.style import LIGHT, applied
 from mtabench.styles import SPARE_STYLES, own_styles
@@ -54,8 +54,8 @@ def draw_chart(csv_path: Path) -> list[Path]:
             f"{run['device']}, PyTorch {run['torch']}, commit {run['git_sha']}"
         )
         figure.supxlabel(caption, fontsize=7, color=LIGHT.quiet, linespacing=1.5, **texts)
-        apart = [named(name, TITLES[name], losses[name] - losses[first]) for name in others]
+        apart = [line_of(name, TITLES[name], losses[name] - losses[first]) for name in others]
         name_ends(
-            figure, {upper: [named(name, TITLES[name], losses[name]) for name in losses], lower: apart}, STYLES
+            figure, {upper: [line_of(name, TITLES[name], losses[name]) for name in losses], lower: apart}, STYLES
         )  # fmt: skip
         return save_chart(figure, csv_path)

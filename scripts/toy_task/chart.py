@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from toy_task.sequences import BLOCK
 from toy_task.training import HELD_OUT, WATCHED
-from training_files import name_ends, named, save_chart
+from training_files import line_of, name_ends, save_chart
 
 from mtabench.charts.style import LIGHT, applied
 from mtabench.styles import own_styles
@@ -49,7 +49,7 @@ def draw_chart(csv_path: Path) -> list[Path]:
             look = {"color": ATTENTIONS[name].colour, "linestyle": ATTENTIONS[name].dashes}
             axes.plot(errors.index, errors, linewidth=0.7, alpha=0.6, **look)
             axes.plot(errors.index, errors.mean(axis=1), linewidth=2.4, **look)
-            curves.append(named(name, title(name), errors.mean(axis=1)))
+            curves.append(line_of(name, title(name), errors.mean(axis=1)))
         axes.set(xlabel="training step", ylabel="wrong answers (% of held-out sequences)", ylim=(-2, 102))
         axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)

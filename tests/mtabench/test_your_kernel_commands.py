@@ -84,11 +84,11 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(mtabench, tmp_path, typed)
 
 
 def test_an_import_that_takes_long_is_said_while_it_does(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(_user_code, "LONG_IMPORT_S", 0.05)
-    (tmp_path / "long.py").write_text("import time\ntime.sleep(0.3)\ndef f(q, k, v, *, causal, scale): pass\n")
+    monkeypatch.setattr(_user_code, "LONG_IMPORT_S", 0.4)
+    (tmp_path / "long.py").write_text("import time\ntime.sleep(1)\ndef f(q, k, v, *, causal, scale): pass\n")
     chosen([f"{tmp_path / 'long.py'}:f"])
     said = capfd.readouterr().err
-    place = r"has taken 0.05 s and goes on, at long.py, line 2; Ctrl-C stops it"
+    place = r"has taken 0.4 s and goes on, at long.py, line 2; Ctrl-C stops it"
     assert re.fullmatch(rf"mtabench: importing \S+long.py {place}\n", said)
 
 
