@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import subprocess
+import sys
 import threading
 import weakref
 from contextlib import nullcontext
@@ -35,6 +38,21 @@ def test_machine_code_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path
     for source in (one, other, elsewhere):
         compiler.machine_code(source)
     assert len(asked) == 4
+
+
+def test_a_compiler_without_words_leaves_python_as_it_is(tmp_path: Path) -> None:
+    """NVRTC writes its log into bytes, a single zero if it has no words; Python shares bytes of one character."""
+    if reason := compiler.missing_package():
+        pytest.skip(reason)
+    (tmp_path / "nothing.cu").write_text("// nothing")
+    script = (
+        "from pathlib import Path; from mta_kernels.nvrtc.compiler import Source, compile_source\n"
+        f"_, words = compile_source(Source(Path({str(tmp_path / 'nothing.cu')!r}), 'compute_90'))\n"
+        "print([words, *(x for x in range(256) if bytes([x]) != bytearray([x]))])"
+    )
+    fresh = os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path)}  # constants of a compiled module are its own
+    done = subprocess.run([sys.executable, "-c", script], env=fresh, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['']"
 
 
 class Driver:

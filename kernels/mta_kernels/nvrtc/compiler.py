@@ -70,12 +70,13 @@ def compile_source(source: Source) -> tuple[bytes, str]:
     )  # fmt: skip
     try:
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+        # NVRTC writes into these bytes: one more than it needs, since Python shares those of a single byte.
+        log = bytes(_checked(nvrtc.nvrtcGetProgramLogSize(program)) + 1)
         _checked(nvrtc.nvrtcGetProgramLog(program, log))
         words = log.rstrip(b"\0 \n").decode(errors="replace")
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(f"{name} does not compile: {words}")
-        code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+        code = bytes(_checked(nvrtc.nvrtcGetCUBINSize(program)))
         _checked(nvrtc.nvrtcGetCUBIN(program, code))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
