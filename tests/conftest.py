@@ -43,10 +43,10 @@ def without_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_earlier_calls() -> None:
     """No call is taken for one of another test: what a test puts in the place of a kernel is called."""
     if replay := sys.modules.get("mta_kernels.conv_attention.replay"):
-        replay._seen._kept.clear()
-        replay._seen_backward._kept.clear()
-    if checked_calls := sys.modules.get("mta_kernels.multi_token_attention.checked_calls"):
-        checked_calls._checked._kept.clear()
+        replay._seen.clear()
+        replay._seen_backward.clear()
+    if api := sys.modules.get("mta_kernels.multi_token_attention.api"):
+        api._checked.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mta_kernels.backend import Backend, Request
 from mta_kernels.conv_attention.reference import repeat_heads
-from mta_kernels.multi_token_attention.backend import MtaBackend, Request
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.operation import Convolution, Operation
 
@@ -80,7 +80,7 @@ def _steps(operation: Operation, q: Tensor, k: Tensor, mixers: Mixers, places: _
 def forward(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, *, documents: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `MtaBackend` says."""
+    """As `Backend` says."""
     _, _, logits, _, _, mixed = _steps(operation, q, k, mixers, _Places(operation, q, k, documents))
     return mixed @ repeat_heads(v, q.shape[1]), logits.float().logsumexp(-1)
 
@@ -117,4 +117,4 @@ def why_not(request: Request) -> str | None:
     return "the fake has no dropout" if request.dropout else None
 
 
-FAKE = MtaBackend("fake", why_not, lambda request: 0, forward, backward)
+FAKE = Backend("fake", why_not, lambda request: 0, forward, backward)

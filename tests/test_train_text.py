@@ -10,7 +10,7 @@ import torch
 from fake_mta_backend import FAKE
 from training_scripts import assert_kept, assert_refused, command_line, names_of
 
-from mta_kernels.multi_token_attention import backends as mta_backends
+from mta_kernels.multi_token_attention.backends import MULTI_TOKEN_ATTENTION
 
 ROOT = Path(__file__).parents[1]
 MODULES = ("text_task.model", "text_task.training", "text_task.chart", "train_text")
@@ -39,7 +39,7 @@ def stand_in(monkeypatch):
             gradient = getattr(mixers, mixer)
             return *others, mixers if gradient is None else mixers._replace(**{mixer: gradient * factor})
 
-        monkeypatch.setattr(mta_backends, "KERNELS", (replace(FAKE, name="triton", backward=backward),))
+        monkeypatch.setattr(MULTI_TOKEN_ATTENTION, "kernels", (replace(FAKE, name="triton", backward=backward),))
 
     return put
 

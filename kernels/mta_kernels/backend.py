@@ -1,11 +1,12 @@
-"""What a backend is to all who ask it: one object, which its folder exports.
+"""What a backend is to all who call it, and the backends of an operation by name.
 
-`api`, `choice` and the operators know no backend by name; `backends` lists them all.
+The folder of a backend exports one `Backend`; `conv_attention.backends` and `multi_token_attention.backends` list them.
+Nothing above them knows a backend by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -15,11 +16,11 @@ from torch import Tensor
 from mta_kernels.operation import Operation
 from mta_kernels.torch_compile import statically_true
 
-Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # of q, k, v and the weight
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # of q, k, v and the weight of conv attention
 
 
 class Request(NamedTuple):
-    """What a backend is asked to run, as far as it may refuse it."""
+    """A call, as far as a backend may refuse it. Normalisation and gate are no part of it: no backend refuses them."""
 
     operation: Operation
     device: torch.device | str
@@ -29,6 +30,9 @@ class Request(NamedTuple):
     decode: tuple[Tensor, Tensor, Tensor] | None = None  # q_window and the caches of keys and values
     over_ranks: bool = False
     key_rows: int = 0  # N, by which the choice differs where it was tuned
+    heads: int = 0  # of the queries; multi-token attention alone has limits of them
+    dropout: float = 0.0  # the share of mixed probabilities that are dropped
+    documents: bool = False  # whether several are packed into a row of tokens
 
     def has_strided_head_dim(self) -> bool:
         """Whether the numbers of a key, or of a value, of a decode's caches do not lie side by side."""
@@ -67,27 +71,169 @@ class ForwardReplay(Protocol):
 
 @dataclass(frozen=True)
 class Backend:
-    """Kernels of conv attention; None stands for what a backend does not have.
+    """Kernels of an operation; None stands for what a backend does not have.
 
     - `why_not(request)`: why it cannot run a request on this machine, in a clause, or None if it can.
     - `rank(request)`: its place among those that "auto" tries, the lowest first; None if "auto" passes it over.
+
+    Of conv attention:
     - `forward(operation, q, k, v, weight, head_chunk=, spans=)`: out `[B, Hq, M, D]` in q's dtype and the logsumexp of
       its rows `[B, Hq, M]` float32. The queries are the last M of N positions.
-    - `backward(operation, q, k, v, weight, out, logsumexp, grad_out, head_chunk=, spans=)`: the gradients.
+    - `backward(operation, q, k, v, weight, out, logsumexp, grad_out, head_chunk=, spans=)`: the gradients of q, k, v
+      and the weight.
     - `decode(operation, q_window, k_cache, v_cache, weight, lengths=, splits=, block_table=)`: the newest row
       `[B, Hq, 1, D]`; `splits` is a number or "auto".
     - `replay(operation, q, k, v, weight)`: the launches for tensors like these, or None.
     - `replay_backward(operation, q, k, v, weight, out, grad_out)`: the same of the backward, a function of q, k, v,
       weight, out, logsumexp and grad_out that gives the gradients, each in the dtype of what it is the gradient of.
     - `tiles(head_chunk)`: what computes a tile of a sequence that ranks share, a `context_parallel.ring.Tiles`.
+
+    Of the whole multi-token attention, whose `mixers` are a `Mixers` with dense mixings:
+    - `forward(operation, q, k, v, mixers, *, documents=None)`: out, and the natural logarithm of the sum of the
+      exponentials of each row's visible logits, after the convolution of scores and the mixing of their heads, in
+      shapes and dtypes as above. What the convolutions would read above the first row of q is zero.
+    - `backward(operation, q, k, v, mixers, logsumexp, grad_out, *, documents=None)`: the gradients, each in the dtype
+      and shape of what it is the gradient of, those of the mixers as a `Mixers`, None where there is no mixer.
+    - `decode(operation, q_window, k_cache, v_cache, mixers, after, lengths, state, block_table, splits)`: the newest
+      row, with the norm and gate of `after`, the state updated.
+
+    `documents` is None or `[2, N]` int32: for each position the first of its document and one past the last. Row i sees
+    key j only if `documents[0, i] <= j < documents[1, i]`, and a convolution sees zeros at rows and keys of other
+    documents. To hide such keys from each row is not enough: at the first rows of a document the taps reach rows of the
+    one before, at keys that those rows see. Tensors have any strides; the KV heads divide the query heads.
     """
 
     name: str
     why_not: Callable[[Request], str | None]
     rank: Callable[[Request], int | None]
-    forward: Callable[..., tuple[Tensor, Tensor]] | None = None
-    backward: Callable[..., Gradients] | None = None
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Any, ...]]
     decode: Callable[..., Tensor] | None = None
     replay: Callable[..., ForwardReplay | None] | None = None
-    replay_backward: Callable[..., Callable[..., Gradients]] | None = None
+    replay_backward: Callable[..., Callable[..., tuple[Tensor, ...]]] | None = None
     tiles: Callable[[int], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend that a call takes, and why."""
+
+    backend: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.backend}: {self.reason}"
+
+
+FASTEST = "the fastest backend for these arguments"
+
+
+class Backends:
+    """The kernel backends of an operation, beside which the reference, None here, runs everything.
+
+    `measured(able, request)` picks one of several that can run a request, and says why; without it the first by `rank`
+    is taken.
+    """
+
+    def __init__(
+        self, kernels: Sequence[Backend],
+        measured: Callable[[Sequence[Backend], Request], tuple[Backend, str]] | None = None,
+    ) -> None:  # fmt: skip
+        self.kernels, self._measured = kernels, measured
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that may be named, the reference first."""
+        return "reference", *(backend.name for backend in self.kernels)
+
+    def any_of(self) -> str:
+        """The names to type, in words."""
+        return f"'auto' or one of {', '.join(map(repr, self.names))}"
+
+    def named(self, name: str) -> Backend | None:
+        """The backend of a name, None for the reference; raises ValueError for an unknown name."""
+        for backend in self.kernels:
+            if backend.name == name:
+                return backend
+        if name == "reference":
+            return None
+        raise ValueError(f"backend is {name!r}; expected {self.any_of()}")
+
+    def part(self, name: str, part: str) -> Callable[..., Any]:
+        """`forward`, `backward` or `decode` of the backend of a name; raises ValueError if it has none."""
+        kernels = getattr(self.named(name), part, None)
+        if kernels is None:
+            raise ValueError(f"backend {name!r} has no {part} for this operator")
+        return kernels
+
+    def unsupported(self, name: str, request: Request, *, decode: bool) -> str | None:
+        """Why the backend of a name cannot run a request, or None; a `decode` step is one on contiguous caches."""
+        kernels = self.named(name)
+        if kernels is None:
+            return None
+        if decode:
+            if kernels.decode is None:
+                return "it has no decode"
+            caches = (torch.empty(1, 1, 1, request.head_dim, device="meta"),) * 3
+            request = request._replace(decode=caches)
+        return kernels.why_not(request)
+
+    def choose(self, name: str, request: Request) -> tuple[Backend | None, str]:
+        """The kernels that run a request, None for the reference, and why; `name` may be "auto".
+
+        Raises ValueError for an unknown name, and for a backend that cannot run it.
+        """
+        return self.fastest(request) if name == "auto" else (self._checked(name, request), "asked for")
+
+    def _checked(self, name: str, request: Request) -> Backend | None:
+        kernels = self.named(name)
+        if kernels is None:
+            return None
+        if request.over_ranks and kernels.tiles is None:
+            raise ValueError(
+                f"backend {name!r} does not share a sequence over ranks: its kernels give no part of a softmax; "
+                f"use {self._instead(kernels, [x for x in self.kernels if x.tiles])}"
+            )
+        if request.decode is not None and kernels.decode is None:
+            able = [x for x in self.kernels if x.decode and (x.tiles or not request.over_ranks)]
+            raise ValueError(f"backend {name!r} has no decode; use {self._instead(kernels, able)}")
+        check_can_run(kernels, request)
+        return kernels
+
+    def _instead(self, refused: Backend, able: list[Backend]) -> str:
+        """What to type instead of a backend: those able to run a call, in their order after it, or "auto"."""
+        at = self.kernels.index(refused)
+        names = [repr(x.name) for x in (*self.kernels[at:], *self.kernels[:at]) if x in able]
+        return f"{' or '.join(names)}, or 'auto', which picks {'it' if len(names) == 1 else 'one'}"
+
+    def able(self, request: Request) -> list[Backend]:
+        """Those that can run a request, by rank."""
+        return [backend for backend in self._ranked(request) if backend.why_not(request) is None]
+
+    def _ranked(self, request: Request) -> list[Backend]:
+        """Those that "auto" does not pass over, the first first, whether they can run a request or not."""
+        ranked: dict[int, Backend] = {}  # the backends of a request have different ranks
+        for backend in self.kernels:
+            rank = backend.rank(request) if request.decode is None or backend.decode is not None else None
+            if rank is not None:  # no `:=` in a comprehension, which torch.compile does not know
+                ranked[rank] = backend
+        return [ranked[rank] for rank in sorted(ranked)]
+
+    def fastest(self, request: Request) -> tuple[Backend | None, str]:
+        """The fastest backend that can run a request, or else the reference; and why."""
+        able = self.able(request)
+        if not able:
+            ranked = self._ranked(request)
+            refused = [x for x in self.kernels if x in ranked]
+            if not refused:
+                return None, "no kernels compute this yet"
+            return None, f"{refused[0].name} cannot run this: {refused[0].why_not(request)}"  # which refuses least
+        if len(able) > 1 and self._measured is not None:
+            return self._measured(able, request)
+        return able[0], FASTEST
+
+
+def check_can_run(backend: Backend, request: Request) -> None:
+    """Raise ValueError, in one sentence, if a backend that a person named cannot run a request."""
+    if reason := backend.why_not(request):
+        raise ValueError(f"backend {backend.name!r} cannot run this: {reason}; backend='auto' picks one that can")

@@ -54,20 +54,43 @@ def tensor_guards(*tensors: Tensor) -> Any:
     return guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 
+SCALARS = frozenset((bool, int, float, str, type(None)))  # options whose equality says all about them
+
+
 class CallMemory(Generic[V]):
-    """Values by calls: a key for the options, guards for the tensors. For tensors that `may_be_known` alone."""
+    """Values by calls that differ in addresses and values alone: options are compared, and guards look at tensors."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, list[tuple[Callable[..., bool], V]]] = {}
 
-    def find(self, key: Hashable, *tensors: Tensor) -> V | None:
+    def find(self, options: tuple[Any, ...], *tensors: Tensor) -> V | None:
         """The value of a call that was like this one; None for one that must be looked at."""
+        if not may_be_known(tensors[0]) or not SCALARS.issuperset(map(type, options)):
+            return None
+        return self.find_known(_key(options, tensors[0]), *tensors)
+
+    def find_known(self, key: Hashable, *tensors: Tensor) -> V | None:
+        """The same by a key, for tensors that `may_be_known`."""
         for is_like, value in self._kept.get(key, ()):
             if is_like(*tensors):
                 return value
         return None
 
-    def keep(self, key: Hashable, value: V, *tensors: Tensor) -> None:
-        """For calls with this key whose tensors, which are cacheable, differ in addresses and values alone."""
+    def keep(self, options: tuple[Any, ...], value: V, *tensors: Tensor) -> None:
+        """For calls with these options, if one like it may be known again."""
+        if SCALARS.issuperset(map(type, options)) and is_cacheable(*tensors):
+            self.keep_known(_key(options, tensors[0]), value, *tensors)
+
+    def keep_known(self, key: Hashable, value: V, *tensors: Tensor) -> None:
+        """The same by a key, for tensors that are cacheable."""
         alike = self._kept.get(key, [])[-MAX_ALIKE + 1 :]
         keep(self._kept, key, [*alike, (tensor_guards(*tensors).check, value)])  # a thread may be in the old list
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._kept.clear()
+
+
+def _key(options: tuple[Any, ...], first: Tensor) -> Hashable:
+    """What calls alike have in common, beside what guards compare. True is another option than 1, which it equals."""
+    return torch.is_grad_enabled(), first.shape, options, tuple(map(type, options))

@@ -5,7 +5,7 @@ On the Autograd key, since `torch.library.register_autograd` takes twice the hos
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,11 +53,6 @@ def check_no_tangents(operation: str, instead: str, *arguments: object) -> None:
         return
     if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in arguments):
         raise RuntimeError(f"{operation} has no forward-mode derivatives (torch.func.jvp, dual tensors); {instead}")
-
-
-def wanted(gradients: tuple[Tensor, ...], needed: tuple[bool, ...]) -> list[Tensor | None]:
-    """The gradients, and None for those that are not needed."""
-    return [x if is_needed else None for x, is_needed in zip(gradients, needed, strict=False)]
 
 
 class OneLevelFunction(torch.autograd.function._SingleLevelFunction):
@@ -122,6 +117,19 @@ def check_no_tangents_in_kernels(operation: str, backend: str, *arguments: Any) 
     check_no_tangents(f"{operation} through backend {backend!r}", "backend='reference' has them", *arguments)
 
 
+def define(name: str, schema: str, fake: Callable[..., Any]) -> torch._ops.OpOverload:
+    """The operator `mta::name`; `fake` gives its results without their numbers."""
+    torch.library.define(f"mta::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
+    torch.library.register_fake(f"mta::{name}")(fake)
+    return getattr(torch.ops.mta, name).default
+
+
+def like_each(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """Gradients without their numbers: an operator cannot return None, so that of no tensor has no numbers."""
+    there = next(x for x in tensors if x is not None)
+    return tuple(there.new_empty(0) if x is None else x.new_empty(x.shape) for x in tensors)
+
+
 def register_kernel(op: torch._ops.OpOverload, kernel: Callable[..., Any]) -> None:
     """Let `kernel` run an operator."""
     torch.library.impl(op.name(), ("cpu", "cuda"))(kernel)
@@ -152,3 +160,59 @@ def register(
     register_kernel(op, kernel)
     torch.library.impl(op.name(), "Autograd")(autograd)
     _unseen[op] = kernel, function.apply, first
+
+
+def register_with_backward(
+    op: torch._ops.OpOverload, kernel: Callable[..., Any], backward: torch._ops.OpOverload,
+    backward_kernel: Callable[..., Any], operation: str, *, first: int, keeps: tuple[int, ...], needs: Sequence[int],
+    of_backends: bool = True,
+) -> None:  # fmt: skip
+    """Let kernels run an operator and its backward, which is differentiable no further.
+
+    Behind the `first` arguments of `op` the backward takes the results of it at the places `keeps` and the gradient of
+    the first one, then the other arguments. It gives the gradients of the arguments at the places `needs`.
+    """
+    function = _with_backward(op, backward, first, keeps, needs)
+    once = "through backend '{backend}'" if of_backends else "on a GPU"
+    sentence = f"{operation} is differentiable once {once}; backend='reference' has second derivatives"
+    register(op, kernel, operation, function, of_backends=of_backends)
+    register(
+        backward, backward_kernel, f"the backward of {operation}", NoGradient, backward, sentence,
+        of_backends=of_backends,
+    )  # fmt: skip
+
+
+def _with_backward(
+    op: torch._ops.OpOverload, backward_op: torch._ops.OpOverload, first: int, keeps: tuple[int, ...],
+    needs: Sequence[int],
+) -> type[OneLevelFunction]:  # fmt: skip
+    """The Function that `register_with_backward` describes."""
+    are_tensors = ["Tensor" in str(x.type) for x in op._schema.arguments]
+    count = len(are_tensors)
+
+    class WithBackward(OneLevelFunction):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            results = run_in_function(op, *arguments)
+            several = results if isinstance(results, tuple) else (results,)
+            ctx.others = [None if is_tensor else x for x, is_tensor in zip(arguments, are_tensors, strict=True)]
+            tensors = [x for x, is_tensor in zip(arguments, are_tensors, strict=True) if is_tensor]
+            ctx.save_for_backward(*tensors, *[several[at] for at in keeps])
+            ctx.mark_non_differentiable(*several[1:])
+            ctx.set_materialize_grads(False)
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+            if grad is None:  # a later function gave no gradient
+                return (None,) * count
+            saved = iter(ctx.saved_tensors)
+            arguments = [next(saved) if is_tensor else x for x, is_tensor in zip(ctx.others, are_tensors, strict=True)]
+            gradients = call(backward_op, *arguments[:first], *saved, grad, *arguments[first:])
+            found: list[Tensor | None] = [None] * count
+            for at, gradient in zip(needs, gradients, strict=True):
+                if ctx.needs_input_grad[at]:
+                    found[at] = gradient
+            return tuple(found)
+
+    return WithBackward

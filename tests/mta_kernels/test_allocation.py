@@ -75,7 +75,8 @@ def allocating_functions(tree: ast.AST, inside: str = "") -> Iterator[str]:
     """The functions in which a factory of PyTorch gets memory, without fakes, whose tensors have none."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef):
-            if not any("register_fake" in ast.unparse(decorator) for decorator in node.decorator_list):
+            fakes = any("register_fake" in ast.unparse(decorator) for decorator in node.decorator_list)
+            if not fakes and not node.name.lstrip("_").startswith("like_"):  # as `operator_gradients.define` takes them
                 yield from allocating_functions(node, node.name)
             continue
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

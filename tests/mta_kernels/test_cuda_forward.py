@@ -9,8 +9,8 @@ from emulated_forward import emulated_forward  # noqa: F401
 from kernel_inputs import DEVICE, assert_close, make, relative_error
 from planted_faults import plant
 
+from mta_kernels.backend import Request
 from mta_kernels.conv_attention import conv_attention_reference, explain, operators
-from mta_kernels.conv_attention.backend import Request
 from mta_kernels.conv_attention.banded import structures
 from mta_kernels.conv_attention.cuda_decode import backend
 from mta_kernels.conv_attention.cuda_sm80 import forward

@@ -20,8 +20,8 @@ from kernel_inputs import (
 )
 from planted_faults import plant
 
+from mta_kernels.backend import Request
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, operators
-from mta_kernels.conv_attention.backend import Request
 from mta_kernels.conv_attention.banded import structures
 from mta_kernels.conv_attention.hopper import prepare
 from mta_kernels.conv_attention.hopper import source as sources

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from watching import Seen, Subclass
 
 from mta_kernels import call_memory
 from mta_kernels.conv_attention import conv_attention, operators, replay
+from mta_kernels.conv_attention.backends import CONV_ATTENTION
 from mta_kernels.conv_attention.hopper import backend, backward, forward, prepare, tensor_maps
 
 BF16 = torch.bfloat16
@@ -50,18 +52,13 @@ def expected(*tensors: Tensor) -> float:
     return torch.tensor(sum(x.flatten()[0].item() for x in tensors), dtype=BF16).item()
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple]:
-    """What an operator is called with from now on."""
-    calls: list[tuple] = []
-    operator = getattr(operators, name)
-    monkeypatch.setattr(operators, name, lambda *x: (calls.append(x), operator(*x))[1])
-    return calls
-
-
 @pytest.fixture
 def operator_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Arguments of the operator, at each call of it."""
-    return recorded(monkeypatch, "CONV_ATTENTION")
+    calls: list[tuple] = []
+    operator = operators.CONV_ATTENTION
+    monkeypatch.setattr(operators, "CONV_ATTENTION", lambda *x: (calls.append(x), operator(*x))[1])
+    return calls
 
 
 def test_this_pytorch_can_be_asked_who_watches(monkeypatch: pytest.MonkeyPatch, operator_calls) -> None:
@@ -224,25 +221,26 @@ def test_autocast_casts_before(operator_calls) -> None:
 
 @pytest.mark.parametrize("inference", [torch.no_grad, torch.inference_mode])
 def test_gradients_are_asked_of_a_repeated_call_too(monkeypatch: pytest.MonkeyPatch, operator_calls, inference) -> None:
-    def backward(q, k, v, weight, out, logsumexp, grad_out, *options):
-        assert options == (True, 64**-0.5, 5, 0, None, "hopper")
+    def backward(operation, q, k, v, weight, out, logsumexp, grad_out, **options):
+        assert (operation.causal, operation.scale, options) == (True, 64**-0.5, {"head_chunk": 0, "spans": None})
         return q * 2, k * 3, v * 4, weight * 5
 
-    monkeypatch.setattr(operators, "CONV_ATTENTION_BACKWARD", backward)
+    planted = replace(backend.HOPPER, backward=backward, replay_backward=None)
+    monkeypatch.setattr(CONV_ATTENTION, "kernels", (planted,))
     q, k, v, weight = inputs()
     with inference():
         for _ in range(2):
             assert not conv_attention(q, k, v, nn.Parameter(weight), backend="hopper").requires_grad
     assert len(operator_calls) == 1
     operator_calls.clear()
-    for calls in (2, 2):  # the operator is called once more below autograd
+    for _ in range(2):
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         parameter = nn.Parameter(weight)
         out = conv_attention(leaves[0], leaves[1], v, parameter, backend="hopper")
         out.sum().backward()
         for x, factor in ((leaves[0], 2), (leaves[1], 3), (parameter, 5)):
             assert torch.equal(x.grad, x.detach() * factor)
-        assert len(operator_calls) == calls
+        assert len(operator_calls) == 1
     with inference():
         assert not conv_attention(*leaves, parameter, backend="hopper").requires_grad
 
@@ -265,8 +263,12 @@ def gradients(*tensors: Tensor, seed: int = 0, grad_out: Tensor | None = None, *
 
 @pytest.fixture
 def backward_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """Arguments of the backward's operator, at each call of it."""
-    return recorded(monkeypatch, "CONV_ATTENTION_BACKWARD")
+    """Arguments of the backward, each time that the operator runs it."""
+    calls: list[tuple] = []
+    run = backend.HOPPER.backward
+    counted = replace(backend.HOPPER, backward=lambda *x, **options: (calls.append(x), run(*x, **options))[1])
+    monkeypatch.setattr(CONV_ATTENTION, "kernels", (counted,))
+    return calls
 
 
 def test_a_repeated_backward_has_its_own_tensors_and_no_operator(machine: Machine, backward_calls) -> None:
@@ -322,7 +324,7 @@ def test_those_who_watch_see_the_backward_s_operator(backward_calls) -> None:
     torch.autograd.grad(again(), leaves, grad_out, is_grads_batched=True)
     with torch.autocast("cpu", BF16):
         backward_of(again())
-    assert len(backward_calls) == 5
+    assert len(backward_calls) == 6  # of a batch of gradients one each
     twice = torch.autograd.grad(again(), leaves[:1], grad_out[0], create_graph=True)
     with pytest.raises(RuntimeError, match="differentiable once through backend 'hopper'"):
         twice[0].sum().backward()

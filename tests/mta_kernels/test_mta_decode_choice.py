@@ -13,13 +13,13 @@ from kernel_inputs import DEVICE, relative_error
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from mta_kernels.backend import Request
 from mta_kernels.multi_token_attention import (
     MultiTokenAttention,
     explain,
     multi_token_attention_decode,
     multi_token_attention_decode_reference,
 )
-from mta_kernels.multi_token_attention.backend import Request
 from mta_kernels.multi_token_attention.decode import api as decode_api
 from mta_kernels.multi_token_attention.decode import triton as decode_triton
 from mta_kernels.multi_token_attention.decode.plan import choose_splits
@@ -75,10 +75,10 @@ def test_what_kernels_cannot_run_is_refused_or_left_to_the_reference() -> None:
     with pytest.raises(ValueError, match="the reference backend does not split the keys"):
         multi_token_attention_decode(**step, backend="reference", splits=2)
     many = torch.empty(1, 65, 1, 16, device=DEVICE)
-    request = Request(Operation(None, 1.0), many.device, many.dtype, 16, 65, decode=(many, many, many))
+    request = Request(Operation(None, 1.0), many.device, many.dtype, 16, heads=65, decode=(many, many, many))
     assert "65 query heads are more than 64" in (why_not(request) or "")
     wide = Operation(None, 1.0, post_conv=Convolution(16, 31, 15))
-    request = Request(wide, many.device, many.dtype, 256, 64, decode=(many, many, many))
+    request = Request(wide, many.device, many.dtype, 256, heads=64, decode=(many, many, many))
     assert "64 heads of 31 key taps after the softmax in torch.float32 need more than" in (why_not(request) or "")
     q, k, v = (step[name] for name in ("q_window", "k_cache", "v_cache"))
     assert explain(q, k, v, **inputs.mixers, decode=True).backend == "triton"

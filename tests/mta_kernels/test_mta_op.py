@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
+from mta_kernels.backend import Backend, Request
 from mta_kernels.conv_attention import conv_attention
 from mta_kernels.multi_token_attention import (
     MultiTokenAttention,
@@ -18,8 +19,7 @@ from mta_kernels.multi_token_attention import (
     multi_token_attention,
     unsupported,
 )
-from mta_kernels.multi_token_attention import backends as backends_module
-from mta_kernels.multi_token_attention.backend import MtaBackend, Request
+from mta_kernels.multi_token_attention.backends import MULTI_TOKEN_ATTENTION
 from mta_kernels.multi_token_attention.choice import choose
 from mta_kernels.multi_token_attention.documents import document_bounds
 from mta_kernels.multi_token_attention.dropout import kept, seed_tensor
@@ -33,7 +33,7 @@ NUMBERS = (True, 0.3, 0, 1, 1, 2)  # causal, scale, pads, groups
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends_module, "KERNELS", (FAKE,))
+    monkeypatch.setattr(MULTI_TOKEN_ATTENTION, "kernels", (FAKE,))
 
 
 def small(tokens: int = 12) -> dict[str, Tensor]:
@@ -67,8 +67,8 @@ def test_operators_are_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> Any:
         return *map(torch.zeros_like, (q, k, v)), Mixers(*(None if x is None else torch.zeros_like(x) for x in mixers))
 
-    idle = MtaBackend("idle", FAKE.why_not, FAKE.rank, zeros, no_gradients)  # each inner step is checked, and costs
-    monkeypatch.setattr(backends_module, "KERNELS", (FAKE, idle))
+    idle = Backend("idle", FAKE.why_not, FAKE.rank, zeros, no_gradients)  # each inner step is checked, and costs
+    monkeypatch.setattr(MULTI_TOKEN_ATTENTION, "kernels", (FAKE, idle))
     tensors = list((small(6) | {"post_mix": torch.randn(4, 4, requires_grad=True)}).values())
     op, backward = torch.ops.mta.multi_token_attention.default, torch.ops.mta.multi_token_attention_backward.default
     torch.library.opcheck(op, (*tensors, *NUMBERS, None, "fake"), test_utils="test_aot_dispatch_dynamic")
@@ -261,7 +261,7 @@ def test_a_choice_says_why() -> None:
     assert unsupported("fake", operation=operation, **cell) is None
     assert unsupported("reference", operation=operation, **cell) is None
     assert unsupported("fake", operation=operation, **cell, dropout=0.1) == "the fake has no dropout"
-    on_gpu = Request(operation, "cuda", torch.float32, 8, 4, dropout=0.1)
+    on_gpu = Request(operation, "cuda", torch.float32, 8, heads=4, dropout=0.1)
     with pytest.warns(UserWarning, match="eager reference computes this on a GPU.*the fake has no dropout"):
         assert choose("auto", on_gpu) is None
 

@@ -13,14 +13,14 @@ from watching import Seen, Subclass
 
 from mta_kernels import call_memory, operator_gradients
 from mta_kernels.multi_token_attention import api, multi_token_attention, operators
-from mta_kernels.multi_token_attention import backends as backends_module
+from mta_kernels.multi_token_attention.backends import MULTI_TOKEN_ATTENTION
 
 FORWARD, BACKWARD = operators.MULTI_TOKEN_ATTENTION, operators.MULTI_TOKEN_ATTENTION_BACKWARD
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends_module, "KERNELS", (FAKE,))
+    monkeypatch.setattr(MULTI_TOKEN_ATTENTION, "kernels", (FAKE,))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
+from mta_kernels.backend import Request
 from mta_kernels.conv_attention import (
     ConvAttention,
     conv_attention,
@@ -18,8 +19,7 @@ from mta_kernels.conv_attention import (
     conv_attention_reference,
     identity_weight,
 )
-from mta_kernels.conv_attention.backend import Request
-from mta_kernels.conv_attention.backends import KERNELS
+from mta_kernels.conv_attention.backends import CONV_ATTENTION
 from mta_kernels.operation import Operation
 
 
@@ -59,7 +59,7 @@ def test_what_runs_where_is_no_graph_break(monkeypatch: pytest.MonkeyPatch) -> N
 
     def reasons(x: Tensor) -> tuple[Tensor, list[str | None]]:
         request = Request(Operation.of((6, 11), 64), "cuda:7", torch.bfloat16, 64)
-        return x + 1, [backend.why_not(request) for backend in KERNELS]
+        return x + 1, [backend.why_not(request) for backend in CONV_ATTENTION.kernels]
 
     assert torch.compile(reasons, fullgraph=True, backend="eager")(torch.zeros(1))[1] == reasons(torch.zeros(1))[1]
 

@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 
 from kernel_inputs import DEVICE, make
 
-from mta_kernels.conv_attention import choice, conv_attention, conv_attention_decode, tile_sizes, tuner
+from mta_kernels.conv_attention import backends, conv_attention, conv_attention_decode, tile_sizes, tuner
 from mta_kernels.conv_attention.tile_sizes import Entry, Key, best_config
 from mta_kernels.conv_attention.triton import backward, decode, forward
 from mta_kernels.conv_attention.triton.backend import TRITON
@@ -355,8 +355,8 @@ def test_kernels_ask_for_what_tuning_saves(monkeypatch):
 
     for module in (forward, backward, decode):
         monkeypatch.setattr(module, "best_config", spy)
-    monkeypatch.setattr(choice, "backends_by_rank", lambda request: [TRITON, TRITON])
-    monkeypatch.setattr(choice, "tile_sizes", SimpleNamespace(**vars(tile_sizes) | {"look_up": spy_backends}))
+    monkeypatch.setattr(backends.CONV_ATTENTION, "able", lambda request: [TRITON, TRITON])
+    monkeypatch.setattr(backends, "tile_sizes", SimpleNamespace(**vars(tile_sizes) | {"look_up": spy_backends}))
     q, k, v, weight = make(1, 2, 1, SHAPE.seq_len, SHAPE.head_dim, SHAPE.taps, SHAPE.dtype)
     conv_attention(q, k, v, weight)
     conv_attention(q.requires_grad_(), k, v, weight).sum().backward()

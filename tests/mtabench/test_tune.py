@@ -7,7 +7,7 @@ import torch
 from command_line import make_runner
 
 from mta_kernels.conv_attention import tile_sizes, tuner
-from mta_kernels.conv_attention.choice import BackendConfig
+from mta_kernels.conv_attention.backends import BackendConfig
 from mta_kernels.conv_attention.tuner import Trial, TunedShape
 
 GPU = "Some GPU"
@@ -43,7 +43,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(tile_sizes, "device_name", lambda device: GPU)
     monkeypatch.setattr(tuner, "compiled_capability", lambda device: (9, 0))
     monkeypatch.setattr("mtabench.commands.tune.unsupported_reason", lambda case: None)
-    monkeypatch.setattr(tuner, "backends_by_rank", lambda request: ["the only one"])
+    monkeypatch.setattr(tuner.CONV_ATTENTION, "able", lambda request: ["the only one"])
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_backends_are_compared_after_tiles_where_several_can_run(
         return ["cuda", "triton"] if request.head_dim == 64 else ["triton"]
 
     asked: list = []
-    monkeypatch.setattr(tuner, "backends_by_rank", able)
+    monkeypatch.setattr(tuner.CONV_ATTENTION, "able", able)
     backends = [Trial(BackendConfig("cuda"), 300.0, "ok"), Trial(BackendConfig("triton"), 200.0, "ok")]
     planted.results = (*(FASTER for _ in kernels[1:]), backends, FASTER)
     code, out, _ = mtabench("tune", "--pass", pass_, "--seq", "1k", "--head-dim", "64,80")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mta_kernels.backend import Request
 from mta_kernels.conv_attention.arguments import (
     as_int,
     cast_for_autocast,
@@ -22,9 +23,8 @@ from mta_kernels.conv_attention.arguments import (
     under_autocast,
     wants_gradient,
 )
-from mta_kernels.conv_attention.backend import Request
-from mta_kernels.conv_attention.backends import named
-from mta_kernels.conv_attention.choice import choose, is_shared
+from mta_kernels.conv_attention.backends import CONV_ATTENTION
+from mta_kernels.conv_attention.choice import is_shared
 from mta_kernels.conv_attention.operators import conv_attention_decode_op, conv_attention_op
 from mta_kernels.conv_attention.reference import (
     check_decode_arguments,
@@ -100,10 +100,8 @@ def _checked(
     head_dim, shared = q.shape[3], is_shared(group)
     operation = Operation.of(weight.shape[1:], head_dim, causal=causal, scale=scale, pad_key=pad_key)
     gradients = wants_gradient(q, k, v, weight, q_history)
-    request = Request(
-        operation, q.device, q.dtype, head_dim, gradients, over_ranks=shared, key_rows=k.shape[2]
-    )  # fmt: skip
-    kernels = choose(backend, request)
+    request = Request(operation, q.device, q.dtype, head_dim, gradients, over_ranks=shared, key_rows=k.shape[2])
+    kernels, _ = CONV_ATTENTION.choose(backend, request)
     extras: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens, "head_chunk": head_chunk}
     if group is not None and shared:
         from mta_kernels.conv_attention.context_parallel.attention import conv_attention_over_ranks
@@ -166,7 +164,7 @@ def conv_attention_decode(
         "lengths": lengths, "scale": operation.scale, "pad_key": pad_key, "block_table": block_table
     }  # fmt: skip
     request = Request(operation, q_window.device, q_window.dtype, head_dim, decode=tensors, over_ranks=shared)
-    kernels = choose(backend, request)
+    kernels, _ = CONV_ATTENTION.choose(backend, request)
     if kernels is None and splits != "auto":
         raise ValueError(f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'")
     if shared:
@@ -229,7 +227,7 @@ class ConvAttention(nn.Module):
         super().__init__()
         Operation.of(None, 1, causal=causal, scale=scale)
         if backend != "auto":
-            named(backend)
+            CONV_ATTENTION.named(backend)
         head_chunk = as_int(head_chunk)
         if head_chunk is not None:
             check_count("head_chunk", head_chunk)

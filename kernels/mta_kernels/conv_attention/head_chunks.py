@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mta_kernels.allocation import empty
+from mta_kernels.backend import Gradients
 from mta_kernels.conv_attention.arguments import head_parts
-from mta_kernels.conv_attention.backend import Gradients
 
 
 def gradients_by_chunks(

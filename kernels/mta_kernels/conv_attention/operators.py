@@ -7,27 +7,25 @@ An operator takes numbers, not objects: an `Operation` is taken apart and put to
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mta_kernels import flop_formulas
-from mta_kernels.backend_lookup import check_can_run
+from mta_kernels.backend import Backend, Request, check_can_run
 from mta_kernels.conv_attention.arguments import rows_before
-from mta_kernels.conv_attention.backend import Backend, Gradients, Request
-from mta_kernels.conv_attention.backends import named
+from mta_kernels.conv_attention.backends import CONV_ATTENTION as BACKENDS
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
 from mta_kernels.operation import Convolution, Operation
 from mta_kernels.operator_gradients import (
     NoGradient,
-    OneLevelFunction,
     call,
     check_no_tangents_in_kernels,
+    define,
+    like_each,
     register,
-    run_in_function,
-    wanted,
+    register_with_backward,
 )
 
 Numbers = tuple[bool, float, int]  # of an operation: causal, scale, pad
@@ -83,37 +81,38 @@ def _operation(weight: Tensor, causal: bool, scale: float, pad: int) -> Operatio
     return Operation(Convolution(query_taps, key_taps, pad), scale, causal)
 
 
-def _kernels(name: str, part: str) -> tuple[Backend, Callable[..., Any]]:
-    """The backend of a name and its `forward`, `backward` or `decode`; raises ValueError if it has none."""
-    backend = named(name)
-    kernels = getattr(backend, part, None)
-    if backend is None or kernels is None:
-        raise ValueError(f"backend {name!r} has no {part} for this operator")
-    return backend, kernels
+def _like_forward(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-torch.library.define(
-    "mta::conv_attention",
+def _like_backward(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, ...]:
+    return like_each(q, k, v, weight)
+
+
+def _like_decode(q_window: Tensor, *options: Any) -> Tensor:
+    batch, heads, _, head_dim = q_window.shape
+    return q_window.new_empty(batch, heads, 1, head_dim)
+
+
+CONV_ATTENTION = define(
+    "conv_attention",
     "(Tensor q, Tensor k, Tensor v, Tensor weight, bool causal, float scale, int pad, int head_chunk, Tensor? spans, "
     "str backend) -> (Tensor out, Tensor logsumexp)",
-    tags=torch.Tag.pt2_compliant_tag,
+    _like_forward,
 )
-torch.library.define(
-    "mta::conv_attention_backward",
+CONV_ATTENTION_BACKWARD = define(
+    "conv_attention_backward",
     "(Tensor q, Tensor k, Tensor v, Tensor weight, Tensor out, Tensor logsumexp, Tensor grad_out, "
     "bool causal, float scale, int pad, int head_chunk, Tensor? spans, str backend) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dw)",
-    tags=torch.Tag.pt2_compliant_tag,
+    _like_backward,
 )
-torch.library.define(
-    "mta::conv_attention_decode",
+CONV_ATTENTION_DECODE = define(
+    "conv_attention_decode",
     "(Tensor q_window, Tensor k_cache, Tensor v_cache, Tensor weight, Tensor lengths, Tensor? block_table, "
     "float? scale, str pad_key, int splits, str backend) -> Tensor",
-    tags=torch.Tag.pt2_compliant_tag,
+    _like_decode,
 )
-CONV_ATTENTION = torch.ops.mta.conv_attention.default
-CONV_ATTENTION_BACKWARD = torch.ops.mta.conv_attention_backward.default
-CONV_ATTENTION_DECODE = torch.ops.mta.conv_attention_decode.default
 flop_formulas.count_flops(
     flop_formulas.conv_attention, flop_formulas.conv_attention_backward, flop_formulas.conv_attention_decode
 )
@@ -123,72 +122,34 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
     causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    _, forward = _kernels(backend, "forward")
+    forward = BACKENDS.part(backend, "forward")
     return forward(_operation(weight, causal, scale, pad), q, k, v, weight, head_chunk=head_chunk, spans=spans)
-
-
-@torch.library.register_fake("mta::conv_attention")
-def _fake_forward(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor,
     causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
-) -> Gradients:  # fmt: skip
-    _, backward = _kernels(backend, "backward")
+) -> tuple[Tensor, ...]:  # fmt: skip
+    backward = BACKENDS.part(backend, "backward")
     tensors = q, k, v, weight, out, logsumexp, grad_out
     return backward(_operation(weight, causal, scale, pad), *tensors, head_chunk=head_chunk, spans=spans)
-
-
-@torch.library.register_fake("mta::conv_attention_backward")
-def _fake_backward(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in (q, k, v, weight))
 
 
 def _decode(
     q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor, block_table: Tensor | None,
     scale: float | None, pad_key: str, splits: int, backend: str,
 ) -> Tensor:  # fmt: skip
-    kernels, decode = _kernels(backend, "decode")
+    decode, kernels = BACKENDS.part(backend, "decode"), BACKENDS.named(backend)
+    assert kernels is not None
     tensors, head_dim = (q_window, k_cache, v_cache), q_window.shape[3]
     operation = Operation.of(weight.shape[1:], head_dim, scale=scale, pad_key=pad_key)
     check_can_run(kernels, Request(operation, q_window.device, q_window.dtype, head_dim, decode=tensors))
     return decode(operation, *tensors, weight, lengths=lengths, splits=splits or "auto", block_table=block_table)
 
 
-@torch.library.register_fake("mta::conv_attention_decode")
-def _fake_decode(q_window: Tensor, *options: Any) -> Tensor:
-    batch, heads, _, head_dim = q_window.shape
-    return q_window.new_empty(batch, heads, 1, head_dim)
-
-
-class _ConvAttention(OneLevelFunction):
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
-        causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        ctx.options, ctx.backend = (causal, scale, pad, head_chunk), backend
-        out, logsumexp = run_in_function(CONV_ATTENTION, q, k, v, weight, *ctx.options, spans, backend)
-        ctx.save_for_backward(q, k, v, weight, out, logsumexp, spans)
-        ctx.mark_non_differentiable(logsumexp)
-        ctx.set_materialize_grads(False)
-        return out, logsumexp
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        if grad_out is None:  # a later function gave no gradient
-            return (None,) * 10
-        *tensors, spans = ctx.saved_tensors
-        gradients = call(CONV_ATTENTION_BACKWARD, *tensors, grad_out, *ctx.options, spans, ctx.backend)
-        return *wanted(gradients, ctx.needs_input_grad), None, None, None, None, None, None
-
-
-register(CONV_ATTENTION, _forward, "conv_attention", _ConvAttention)
-register(
-    CONV_ATTENTION_BACKWARD, _backward, "the backward of conv_attention", NoGradient, CONV_ATTENTION_BACKWARD,
-    "conv_attention is differentiable once through backend '{backend}'; backend='reference' has second derivatives",
+register_with_backward(
+    CONV_ATTENTION, _forward, CONV_ATTENTION_BACKWARD, _backward, "conv_attention",
+    first=4, keeps=(0, 1), needs=range(4),
 )  # fmt: skip
 register(
     CONV_ATTENTION_DECODE, _decode, "conv_attention_decode", NoGradient, CONV_ATTENTION_DECODE,

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mta_kernels.backend import Backend, ForwardReplay
 from mta_kernels.call_memory import CallMemory, is_cacheable, may_be_known
 from mta_kernels.conv_attention import operators, tile_sizes
 from mta_kernels.conv_attention.arguments import cast_for_autocast, check_are_tensors, under_autocast
-from mta_kernels.conv_attention.backend import Backend, ForwardReplay, Gradients
 from mta_kernels.operation import Operation
 
 
@@ -46,7 +46,7 @@ class Seen(NamedTuple):
 
 
 _seen: CallMemory[Seen] = CallMemory()
-_seen_backward: CallMemory[Callable[..., Gradients]] = CallMemory()  # by the forward's replay
+_seen_backward: CallMemory[Callable[..., tuple[Tensor, ...]]] = CallMemory()  # by the forward's replay
 
 
 def replay_or_call(
@@ -59,7 +59,7 @@ def replay_or_call(
         return check(
             q, k, v, weight, q_history, cu_seqlens, causal, scale, pad_key, head_chunk, backend, group
         ).run()  # fmt: skip
-    seen = _earlier(q, k, v, weight, causal, scale, pad_key, backend, False)
+    seen = _seen.find(_options(causal, scale, pad_key, backend, False), q, k, v, weight)
     if seen is not None:
         return seen.run(q, k, v, weight)
     return _new_call(check, q, k, v, weight, causal, scale, pad_key, backend)
@@ -72,40 +72,23 @@ def _new_call(
     """A call of tensors unlike any before, unless autocast makes them alike."""
     check_are_tensors(q=q, k=k, v=v, weight=weight)
     cast = under_autocast(q)
-    options = causal, scale, pad_key, backend, cast
+    options = _options(causal, scale, pad_key, backend, cast)
     if cast:
         weight, q, k, v = cast_for_autocast(weight, q, k, v)
-        if (seen := _earlier(q, k, v, weight, *options)) is not None:
+        if (seen := _seen.find(options, q, k, v, weight)) is not None:
             return seen.run(q, k, v, weight)
     call = check(q, k, v, weight, None, None, causal, scale, pad_key, None, backend, None)
-    if call.backend is not None and is_cacheable(q, k, v, weight):
-        tensors = q, k, v, weight
+    tensors = q, k, v, weight
+    if call.backend is not None and is_cacheable(*tensors):
         wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         forward = call.backend.replay and call.backend.replay(call.operation, *tensors)
-        _seen.keep(_key(q, *options), Seen(forward, wants_gradient, call.operation, call.backend), *tensors)
+        _seen.keep(options, Seen(forward, wants_gradient, call.operation, call.backend), *tensors)
     return call.run()
 
 
-def _earlier(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float | None, pad_key: str, backend: str,
-    cast: bool,
-) -> Seen | None:  # fmt: skip
-    """A call that was like this one; None for one that the operator must run, or that the checks must see.
-
-    `cast` is whether autocast has cast the tensors: what it would cast them to may change.
-    """
-    if (
-        not may_be_known(q)
-        or not (type(causal) is bool and type(pad_key) is str and type(backend) is str)
-        or not (scale is None or type(scale) is float)
-    ):
-        return None
-    return _seen.find(_key(q, causal, scale, pad_key, backend, cast), q, k, v, weight)
-
-
-def _key(q: Tensor, *options: Any) -> tuple:
-    """What calls alike have in common, beside what guards compare."""
-    return torch.is_grad_enabled(), tile_sizes.generation, q.shape, *options
+def _options(*options: Any) -> tuple[Any, ...]:
+    """The options of a call, whether autocast has cast its tensors, which may change, and which sizes are tuned."""
+    return *options, tile_sizes.generation
 
 
 class _Replayed(torch.autograd.Function):
@@ -127,14 +110,14 @@ class _Replayed(torch.autograd.Function):
         seen, tensors = ctx.seen, (*ctx.saved_tensors, grad_out)
         # Where gradients are to be differentiated the operator runs, to say that they cannot be.
         may_replay = not torch.is_grad_enabled() and may_be_known(grad_out)
-        if may_replay and (replay := _seen_backward.find(seen.forward, *tensors)) is not None:
+        if may_replay and (replay := _seen_backward.find_known(seen.forward, *tensors)) is not None:
             return None, *replay(*tensors)  # autograd drops those of what needs none
         options = *operators.numbers_of(seen.operation), 0, None, seen.backend.name
         gradients = operators.call(operators.CONV_ATTENTION_BACKWARD, *tensors, *options)
         if seen.backend.replay_backward and may_replay and is_cacheable(*tensors):
             q, k, v, weight, out = tensors[:5]
             backward = seen.backend.replay_backward(seen.operation, q, k, v, weight, out, grad_out)
-            _seen_backward.keep(seen.forward, backward, *tensors)
+            _seen_backward.keep_known(seen.forward, backward, *tensors)
         return None, *gradients
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention import tile_sizes
-from mta_kernels.conv_attention.choice import backends_by_rank, tuned_as
+from mta_kernels.conv_attention.backends import CONV_ATTENTION, tuned_as
 from mta_kernels.conv_attention.triton.tunable_kernels import KERNELS, Problem, TunedShape
 from mta_kernels.gpu_limits import compiled_capability
 
@@ -57,7 +57,7 @@ def tunable(pass_: str, shape: TunedShape, device: torch.device) -> list[str]:
             group, element = shape.heads // shape.kv_heads, shape.dtype.itemsize
             return bulk_pays(shape.head_dim, group, element, compiled_capability(device))
         request = shape.request(kernel == tuned_as(True), device)
-        return not kernel.endswith("_backend") or len(backends_by_rank(request)) > 1
+        return not kernel.endswith("_backend") or len(CONV_ATTENTION.able(request)) > 1
 
     return [kernel for kernel in PASSES[pass_] if is_able(kernel)]
 

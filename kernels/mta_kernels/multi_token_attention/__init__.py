@@ -1,6 +1,6 @@
 """The whole multi-token attention: convolutions and mixings of heads before and after the softmax, norm and gate."""
 
-from mta_kernels.conv_attention.choice import Choice
+from mta_kernels.backend import Choice
 from mta_kernels.multi_token_attention.api import multi_token_attention
 from mta_kernels.multi_token_attention.backends import BACKENDS
 from mta_kernels.multi_token_attention.choice import explain, unsupported

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from mta_kernels.backend import Backend, Request
+from mta_kernels.call_memory import CallMemory
 from mta_kernels.conv_attention import conv_attention
 from mta_kernels.conv_attention.arguments import (
     as_float,
@@ -18,12 +20,13 @@ from mta_kernels.conv_attention.arguments import (
 )
 from mta_kernels.multi_token_attention import reference
 from mta_kernels.multi_token_attention.arguments import NormGate, check_arguments
-from mta_kernels.multi_token_attention.backend import Request
-from mta_kernels.multi_token_attention.checked_calls import checked_before, remember
 from mta_kernels.multi_token_attention.choice import choose, conv_attention_weight, is_conv_attention
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of, with_dense_mixings
 from mta_kernels.multi_token_attention.norm_gate import norm_and_gate
 from mta_kernels.multi_token_attention.operators import multi_token_attention_op
+from mta_kernels.operation import Operation
+
+_checked: CallMemory[tuple[Operation, Backend]] = CallMemory()
 
 
 def multi_token_attention(
@@ -91,14 +94,14 @@ def multi_token_attention(
         q_history = None if q_history is None else q_history.to(autocast_dtype(q_history))
         given = Mixers(*map(cast_unless_float32, given))
         after = NormGate(*map(cast_unless_float32, after))
-    tensors = q, k, v, *given, *after.tensors.values()
-    options = causal, scale, pad_key, after.norm_eps, after.depth, dropout, backend
+    optional = *given, *after.tensors.values()
+    tensors = q, k, v, *(x for x in optional if x is not None)
+    options = causal, scale, pad_key, after.norm_eps, after.depth, dropout, backend, *(x is None for x in optional)
     more: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens}
     may_be_known = q_history is None and cu_seqlens is None and seed is None
-    if may_be_known and (known := checked_before(tensors, options)) is not None:
-        out = multi_token_attention_op(
-            known.operation, q, k, v, with_dense_mixings(given), **more, backend=known.kernels
-        )
+    if may_be_known and (known := _checked.find(options, *tensors)) is not None:
+        operation, kernels = known
+        out = multi_token_attention_op(operation, q, k, v, with_dense_mixings(given), **more, backend=kernels)
         return norm_and_gate(out, *after.steps)
     seed = as_int(seed)
     check_arguments(q, k, v, given, after, pad_key, dropout=dropout, seed=seed, **more)
@@ -112,15 +115,16 @@ def multi_token_attention(
     else:
         gradients = wants_gradient(q, k, v, *given, q_history)
         request = Request(
-            operation, q.device, q.dtype, q.shape[3], q.shape[1], gradients, dropout, cu_seqlens is not None
-        )
-        kernels = choose(backend, request)
+            operation, q.device, q.dtype, q.shape[3], gradients, heads=q.shape[1], dropout=dropout,
+            documents=cu_seqlens is not None,
+        )  # fmt: skip
+        chosen = choose(backend, request)
         mixers = with_dense_mixings(given)
-        if kernels is None:
+        if chosen is None:
             out = reference.mixed_attention(operation, q, k, v, mixers, dropout=dropout, seed=seed, **more)
             finish = reference.norm_and_gate
         else:
             if may_be_known:
-                remember(tensors, options, operation, kernels)
-            out = multi_token_attention_op(operation, q, k, v, mixers, **more, backend=kernels)
+                _checked.keep(options, (operation, chosen), *tensors)
+            out = multi_token_attention_op(operation, q, k, v, mixers, **more, backend=chosen)
     return finish(out, *after.steps)

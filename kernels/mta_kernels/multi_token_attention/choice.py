@@ -9,8 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mta_kernels.backend_lookup import any_of, check_can_run
-from mta_kernels.conv_attention import backends as conv_backends
+from mta_kernels.backend import Backend, Choice, Request
 from mta_kernels.conv_attention.arguments import (
     as_float,
     autocast_dtype,
@@ -20,11 +19,10 @@ from mta_kernels.conv_attention.arguments import (
     like_cast,
     wants_gradient,
 )
-from mta_kernels.conv_attention.choice import Choice
+from mta_kernels.conv_attention.backends import CONV_ATTENTION
 from mta_kernels.conv_attention.choice import explain as explain_conv_attention
-from mta_kernels.multi_token_attention import backends
 from mta_kernels.multi_token_attention.arguments import NormGate, check_dropout, check_mixers
-from mta_kernels.multi_token_attention.backend import MtaBackend, Request
+from mta_kernels.multi_token_attention.backends import MULTI_TOKEN_ATTENTION
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of, with_dense_mixings
 from mta_kernels.operation import Operation
 
@@ -48,13 +46,10 @@ def unsupported(
     `documents` whether some are packed into a row of tokens. With `decode` the answer is about a decode step on
     contiguous caches. Raises ValueError for an unknown backend.
     """
-    kernels = backends.named(backend)
-    if kernels is None:
-        return None
-    if decode and kernels.decode is None:
-        return "it has no decode"
-    caches = (torch.empty(1, 1, 1, head_dim, device="meta"),) * 3 if decode else None
-    return kernels.why_not(Request(operation, device, dtype, head_dim, heads, backward, dropout, documents, caches))
+    request = Request(
+        operation, device, dtype, head_dim, backward, heads=heads, dropout=dropout, documents=documents
+    )  # fmt: skip
+    return MULTI_TOKEN_ATTENTION.unsupported(backend, request, decode=decode)
 
 
 def explain(
@@ -92,14 +87,12 @@ def explain(
         weight = conv_attention_weight(given, q)
         conv = explain_conv_attention(q, k, v, weight, causal=causal, backend=backend, decode=decode)
         return Choice(conv.backend, f"conv_attention computes this; {conv.reason}")
+    check_backend(backend, operation, dropout)
     request = Request(
-        operation, q.device, autocast_dtype(q), q.shape[-1], q.shape[1],
-        wants_gradient(q, k, v, *given), dropout, cu_seqlens is not None, (q, k, v) if decode else None,
+        operation, q.device, autocast_dtype(q), q.shape[-1], wants_gradient(q, k, v, *given),
+        (q, k, v) if decode else None, heads=q.shape[1], dropout=dropout, documents=cu_seqlens is not None,
     )  # fmt: skip
-    if backend == "auto":
-        kernels, reason = _fastest(request)
-    else:
-        kernels, reason = choose(backend, request), "asked for"
+    kernels, reason = MULTI_TOKEN_ATTENTION.choose(backend, request)
     if kernels is None:
         return Choice("reference", reason)
     if q.device.type == "cuda":
@@ -110,7 +103,7 @@ def explain(
 
 
 def _cuda_kernels(
-    kernels: MtaBackend, request: Request, tensors: tuple[Tensor, ...], given: Mixers
+    kernels: Backend, request: Request, tensors: tuple[Tensor, ...], given: Mixers
 ) -> list[tuple[str, ...]]:
     """Those that a forward would launch, and a backward if gradients are wanted, or a decode step.
 
@@ -145,7 +138,7 @@ def _in_words(names: Sequence[str]) -> str:
 
 def is_conv_attention(operation: Operation, dropout: float, backend: str) -> bool:
     """Whether `conv_attention` computes all of it, by a backend of this name."""
-    has_backend = backend == "auto" or backend in conv_backends.BACKENDS
+    has_backend = backend == "auto" or backend in CONV_ATTENTION.names
     return has_backend and not operation.is_more_than_conv_attention and not dropout
 
 
@@ -158,49 +151,25 @@ def check_backend(backend: str, operation: Operation, dropout: float) -> None:
     """Raise ValueError unless a backend of this name, or "auto", is for such an operation."""
     if is_conv_attention(operation, dropout, backend) or backend == "auto":
         return
-    own, of_conv_attention = ([x.name for x in module.KERNELS] for module in (backends, conv_backends))
-    if backend in of_conv_attention and backend not in own:
+    if backend in CONV_ATTENTION.names and backend not in MULTI_TOKEN_ATTENTION.names:
         steps = ("pre_mix", "post_conv", "post_mix")
         more = [name for name in steps if getattr(operation, name)] + ["dropout"] * bool(dropout)
         raise ValueError(
             f"backend {backend!r} runs conv_attention alone, which has no {' and no '.join(more)}; "
-            f"expected {any_of(backends.KERNELS)}"
+            f"expected {MULTI_TOKEN_ATTENTION.any_of()}"
         )
-    backends.named(backend)
+    MULTI_TOKEN_ATTENTION.named(backend)
 
 
-def choose(backend: str, request: Request) -> MtaBackend | None:
+def choose(backend: str, request: Request) -> Backend | None:
     """The kernels that run a request, None for the reference; raises ValueError for a named backend that cannot.
 
     Warns where "auto" leaves a GPU to the reference.
     """
-    if backend == "auto":
-        kernels, reason = _fastest(request)
-        if kernels is None and torch.device(request.device).type == "cuda" and not torch.compiler.is_compiling():
-            slowly = "the eager reference computes this on a GPU, slowly and with memory for all scores"
-            warnings.warn(f"{slowly}: {reason}", stacklevel=3)
-        return kernels
     check_backend(backend, request.operation, request.dropout)
-    kernels = backends.named(backend)
-    if kernels is None:
-        return None
-    if request.decode is not None and kernels.decode is None:
-        raise ValueError(f"backend {backend!r} has no decode; use 'auto', which picks one that has")
-    check_can_run(kernels, request)
+    kernels, reason = MULTI_TOKEN_ATTENTION.choose(backend, request)
+    on_gpu = torch.device(request.device).type == "cuda" and not torch.compiler.is_compiling()
+    if kernels is None and backend == "auto" and on_gpu:
+        slowly = "the eager reference computes this on a GPU, slowly and with memory for all scores"
+        warnings.warn(f"{slowly}: {reason}", stacklevel=3)
     return kernels
-
-
-def _fastest(request: Request) -> tuple[MtaBackend | None, str]:
-    """The fastest backend that can run a request, or else the reference; and why."""
-    ranked: dict[int, MtaBackend] = {}  # the backends of a request have different ranks
-    for kernels in backends.KERNELS:
-        rank = kernels.rank(request) if request.decode is None or kernels.decode is not None else None
-        if rank is not None:  # no `:=` in a comprehension, which torch.compile does not know
-            ranked[rank] = kernels
-    refused = []
-    for rank in sorted(ranked):
-        why_not = ranked[rank].why_not(request)
-        if why_not is None:
-            return ranked[rank], "the fastest backend for these arguments"
-        refused.append(f"{ranked[rank].name} cannot run this: {why_not}")
-    return None, "; ".join(refused) or "no kernels compute this yet"

@@ -24,6 +24,9 @@ class Mixers(NamedTuple):
     post_mix: Tensor | None = None  # [H, H], (in, out): b_h = sum_g a_g post_mix[g, h]
 
 
+MixerGradients = tuple[Tensor, Tensor, Tensor, Mixers]  # of q, k, v and the mixers
+
+
 def rows_needed_before(mixers: Mixers) -> int:
     """Queries before a row that its output depends on: both convolutions look back."""
     return sum(x.shape[1] - 1 for x in (mixers.pre_conv, mixers.post_conv) if x is not None)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mta_kernels.backend import Choice
 from mta_kernels.conv_attention import identity_weight
 from mta_kernels.conv_attention.arguments import (
     as_float,
@@ -17,7 +18,6 @@ from mta_kernels.conv_attention.arguments import (
     check_floating_point,
     is_int,
 )
-from mta_kernels.conv_attention.choice import Choice
 from mta_kernels.multi_token_attention.api import multi_token_attention
 from mta_kernels.multi_token_attention.arguments import check_depth, check_share
 from mta_kernels.multi_token_attention.choice import check_backend, explain

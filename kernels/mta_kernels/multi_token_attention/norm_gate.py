@@ -17,15 +17,7 @@ from mta_kernels.conv_attention.surroundings import on_device_of, without_autoca
 from mta_kernels.conv_attention.triton.backend import platform_unsupported
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.multi_token_attention import reference
-from mta_kernels.operator_gradients import (
-    NoGradient,
-    OneLevelFunction,
-    call,
-    register,
-    run_in_function,
-    under_torch_func,
-    wanted,
-)
+from mta_kernels.operator_gradients import call, define, like_each, register_with_backward, under_torch_func
 
 MAX_HEAD_DIM = 256
 TILE = 4096  # numbers of x that a program holds at a time
@@ -52,19 +44,28 @@ def norm_and_gate(
     return call(NORM_GATE, *arguments)
 
 
-torch.library.define(
-    "mta::norm_gate",
+def _like_forward(x: Tensor, *others: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _like_backward(
+    x: Tensor, grad: Tensor, norm_weight: Tensor | None, norm_eps: float, factor: float, gate_weight: Tensor | None,
+    gate_bias: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return torch.empty_like(x), *like_each(x, norm_weight, gate_weight, gate_bias)[1:]
+
+
+NORM_GATE = define(
+    "norm_gate",
     "(Tensor x, Tensor? norm_weight, float norm_eps, float factor, Tensor? gate_weight, Tensor? gate_bias) -> Tensor",
-    tags=torch.Tag.pt2_compliant_tag,
+    _like_forward,
 )
-torch.library.define(
-    "mta::norm_gate_backward",
+NORM_GATE_BACKWARD = define(
+    "norm_gate_backward",
     "(Tensor x, Tensor grad, Tensor? norm_weight, float norm_eps, float factor, Tensor? gate_weight, "
     "Tensor? gate_bias) -> (Tensor dx, Tensor d_norm_weight, Tensor d_gate_weight, Tensor d_gate_bias)",
-    tags=torch.Tag.pt2_compliant_tag,
+    _like_backward,
 )
-NORM_GATE = torch.ops.mta.norm_gate.default
-NORM_GATE_BACKWARD = torch.ops.mta.norm_gate_backward.default
 flop_formulas.count_flops(flop_formulas.norm_gate, flop_formulas.norm_gate_backward)
 
 
@@ -196,39 +197,7 @@ def _backward_of_gate(call: _Call, grad: Tensor) -> tuple[Tensor, Tensor, Tensor
     return found[0], found[1], found[2]
 
 
-@torch.library.register_fake("mta::norm_gate")
-def _fake_forward(x: Tensor, *others: Any) -> Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.register_fake("mta::norm_gate_backward")
-def _fake_backward(
-    x: Tensor, grad: Tensor, norm_weight: Tensor | None, norm_eps: float, factor: float, gate_weight: Tensor | None,
-    gate_bias: Tensor | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    weights = norm_weight, gate_weight, gate_bias
-    return torch.empty_like(x), *(x.new_empty(0) if w is None else w.new_empty(w.shape) for w in weights)
-
-
-class _NormGate(OneLevelFunction):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        x, norm_weight, ctx.norm_eps, ctx.factor, gate_weight, gate_bias = arguments
-        ctx.save_for_backward(x, norm_weight, gate_weight, gate_bias)
-        return run_in_function(NORM_GATE, *arguments)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, norm_weight, gate_weight, gate_bias = ctx.saved_tensors
-        numbers = norm_weight, ctx.norm_eps, ctx.factor
-        gradients = call(NORM_GATE_BACKWARD, x, grad, *numbers, gate_weight, gate_bias)
-        needed = (ctx.needs_input_grad[at] for at in (0, 1, 4, 5))
-        dx, d_norm, d_gate, d_bias = wanted(gradients, tuple(needed))
-        return dx, d_norm, None, None, d_gate, d_bias
-
-
-register(NORM_GATE, run_forward, "norm_and_gate", _NormGate, of_backends=False)
-register(
-    NORM_GATE_BACKWARD, run_backward, "the backward of norm_and_gate", NoGradient, NORM_GATE_BACKWARD,
-    "norm_and_gate is differentiable once on a GPU; backend='reference' has second derivatives", of_backends=False,
+register_with_backward(
+    NORM_GATE, run_forward, NORM_GATE_BACKWARD, run_backward, "norm_and_gate",
+    first=1, keeps=(), needs=(0, 1, 4, 5), of_backends=False,
 )  # fmt: skip

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.multi_token_attention.backend import Gradients
-from mta_kernels.multi_token_attention.mixers import Mixers
+from mta_kernels.multi_token_attention.mixers import MixerGradients, Mixers
 from mta_kernels.operation import HeadMix, Operation
 
 
@@ -38,7 +37,7 @@ def forward(
     run: Callable[..., tuple[Tensor, Tensor]], operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`run`, an `MtaBackend.forward`, for heads that meet at a time; without a mixing its heads never do."""
+    """`run`, an `Backend.forward`, for heads that meet at a time; without a mixing its heads never do."""
     heads, kv_heads = q.shape[1], k.shape[1]
     together = heads_that_meet(operation, heads, kv_heads)
     if together == heads or operation.pre_mix is operation.post_mix is None:
@@ -50,10 +49,10 @@ def forward(
 
 
 def backward(
-    run: Callable[..., Gradients], operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers,
+    run: Callable[..., MixerGradients], operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers,
     logsumexp: Tensor, grad_out: Tensor, **options: Any,
-) -> Gradients:  # fmt: skip
-    """`run`, an `MtaBackend.backward`, for heads that meet at a time; without a mixing in float16 alone."""
+) -> MixerGradients:  # fmt: skip
+    """`run`, an `Backend.backward`, for heads that meet at a time; without a mixing in float16 alone."""
     heads, kv_heads = q.shape[1], k.shape[1]
     together = heads_that_meet(operation, heads, kv_heads)
     unmixed = operation.pre_mix is operation.post_mix is None

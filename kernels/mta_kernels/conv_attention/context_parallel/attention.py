@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mta_kernels.conv_attention.backends import BACKENDS, named
+from mta_kernels.conv_attention.backends import BACKENDS, CONV_ATTENTION
 from mta_kernels.conv_attention.context_parallel import ring
 from mta_kernels.conv_attention.context_parallel.agreement import check_agreement, shape_facts
 from mta_kernels.conv_attention.context_parallel.eager import EagerTiles
@@ -61,7 +61,7 @@ def make_plan(operation: Operation, q: Tensor, ranks: Ranks, head_chunk: int | N
             f"chunks of {problem.rows} rows are too short for {operation.conv} taps, which reach into their "
             f"neighbours: on {ranks.size} ranks give a sequence of {2 * ranks.size * problem.least_rows} rows or more"
         )
-    kernels = named(backend)
+    kernels = CONV_ATTENTION.named(backend)
     tiles = kernels.tiles if kernels else EagerTiles
     if tiles is None:
         raise ValueError(f"backend {backend!r} does not share a sequence over ranks")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mta_kernels.conv_attention.backend import Backend, Request
+from mta_kernels.backend import Backend, Request
 from mta_kernels.conv_attention.cuda_decode import decode
 from mta_kernels.conv_attention.cuda_sm80 import backward, forward
 from mta_kernels.conv_attention.cuda_sm80.backward_constants import ON_EVERY_GPU, no_room

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mta_kernels import planned
 from mta_kernels.allocation import empty
+from mta_kernels.backend import size_unsupported
 from mta_kernels.conv_attention.arguments import check_block_table, check_splits
-from mta_kernels.conv_attention.backend import size_unsupported
 from mta_kernels.conv_attention.cuda_decode.arrivals import arrivals
 from mta_kernels.conv_attention.cuda_decode.hopper_plan import (
     HopperConstants,

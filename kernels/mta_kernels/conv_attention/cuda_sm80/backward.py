@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.allocation import new_empty
-from mta_kernels.conv_attention.backend import Gradients
+from mta_kernels.backend import Gradients
 from mta_kernels.conv_attention.banded.backward_exact import ExactArguments
 from mta_kernels.conv_attention.banded.backward_plan import ALIGNED, NORM_PARTS, ChunkPlan, Chunks
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions

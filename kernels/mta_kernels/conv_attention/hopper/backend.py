@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.backend import Backend, Gradients, Request
+from mta_kernels.backend import Backend, Gradients, Request
 from mta_kernels.conv_attention.cuda_sm80 import backward as cuda_backward
 from mta_kernels.conv_attention.hopper import backward, forward
 from mta_kernels.conv_attention.hopper.forward import MAX_BACKWARD_HEAD_DIM, shape_unsupported

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mta_kernels.allocation import empty, empty_like, new_empty
+from mta_kernels.backend import Gradients
 from mta_kernels.call_memory import keep
-from mta_kernels.conv_attention.backend import Gradients
 from mta_kernels.conv_attention.banded.backward_exact import ExactArguments
 from mta_kernels.conv_attention.banded.backward_plan import ALIGNED, ChunkPlan, Chunks
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions

@@ -11,13 +11,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels import planned
-from mta_kernels.conv_attention.backend import (
-    Backend,
-    Gradients,
-    Request,
-    caches_unsupported,
-    size_unsupported,
-)
+from mta_kernels.backend import Backend, Gradients, Request, caches_unsupported, size_unsupported
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import absent, compiled_capability, cuda_capability
 from mta_kernels.operation import Operation

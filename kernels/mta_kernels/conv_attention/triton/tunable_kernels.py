@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.allocation import empty, empty_like
-from mta_kernels.conv_attention.backend import Request
+from mta_kernels.backend import Request
 from mta_kernels.conv_attention.tile_sizes import Key
 from mta_kernels.gpu_limits import shared_memory_limit, sm_count, tile_limits
 from mta_kernels.operation import Operation
@@ -136,20 +136,19 @@ def decode_problem(shape: TunedShape, device: torch.device, bulk: bool = False) 
 
 def backends_problem(shape: TunedShape, device: torch.device, gradients: bool) -> Problem:
     """The forward, or with `gradients` forward and backward, of every backend that has them."""
-    from mta_kernels.conv_attention.backends import named
-    from mta_kernels.conv_attention.choice import BackendConfig, backends_by_rank
+    from mta_kernels.conv_attention.backends import CONV_ATTENTION, BackendConfig
 
     inputs = _inputs(shape, device)
     grad_out = _normal(shape, device, *inputs[0].shape)
 
     def run(config: BackendConfig) -> Sequence[Tensor]:
-        kernels: Any = named(config.backend)
+        kernels: Any = CONV_ATTENTION.named(config.backend)
         out, logsumexp = kernels.forward(shape.operation, *inputs)
         if not gradients:
             return out, logsumexp
         return kernels.backward(shape.operation, *inputs, out, logsumexp, grad_out)
 
-    return Problem([BackendConfig(x.name) for x in backends_by_rank(shape.request(gradients, device))], run)
+    return Problem([BackendConfig(x.name) for x in CONV_ATTENTION.able(shape.request(gradients, device))], run)
 
 
 KERNELS: dict[str, Callable[[TunedShape, torch.device], Problem]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mta_kernels.backend import Request
 from mta_kernels.conv_attention import conv_attention_decode
 from mta_kernels.conv_attention.arguments import (
     as_int,
@@ -16,7 +17,6 @@ from mta_kernels.conv_attention.arguments import (
 )
 from mta_kernels.multi_token_attention import reference
 from mta_kernels.multi_token_attention.arguments import NormGate
-from mta_kernels.multi_token_attention.backend import Request
 from mta_kernels.multi_token_attention.choice import choose, conv_attention_weight, is_conv_attention
 from mta_kernels.multi_token_attention.decode.arguments import check_step
 from mta_kernels.multi_token_attention.decode.operators import decode_op
@@ -89,9 +89,8 @@ def multi_token_attention_decode(
         else:
             tensors, mixers = (q_window, k_cache, v_cache), with_dense_mixings(given)
             heads, head_dim = q_window.shape[1], q_window.shape[3]
-            kernels = choose(
-                backend, Request(operation, q_window.device, q_window.dtype, head_dim, heads, decode=tensors)
-            )
+            request = Request(operation, q_window.device, q_window.dtype, head_dim, decode=tensors, heads=heads)
+            kernels = choose(backend, request)
             rest = lengths, state, block_table
             if kernels is not None:
                 count = 0 if splits == "auto" else int(splits)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mta_kernels import flop_formulas
+from mta_kernels.backend import Backend
 from mta_kernels.multi_token_attention.arguments import NormGate
-from mta_kernels.multi_token_attention.backend import MtaBackend
-from mta_kernels.multi_token_attention.backends import named
+from mta_kernels.multi_token_attention.backends import MULTI_TOKEN_ATTENTION as BACKENDS
 from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_by_numbers
 from mta_kernels.multi_token_attention.operators import numbers_of
 from mta_kernels.operation import Operation
-from mta_kernels.operator_gradients import check_no_tangents_in_kernels, check_not_mapped, register_kernel
+from mta_kernels.operator_gradients import check_no_tangents_in_kernels, check_not_mapped, define, register_kernel
 
 
 def decode_op(
     operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, after: NormGate,
-    lengths: Tensor, state: DecodeState | None, block_table: Tensor | None, *, splits: int, backend: MtaBackend,
+    lengths: Tensor, state: DecodeState | None, block_table: Tensor | None, *, splits: int, backend: Backend,
 ) -> Tensor:  # fmt: skip
     """The newest row by the kernels of a backend, for checked arguments, their mixings dense; splits 0 is "auto".
 
@@ -34,15 +33,19 @@ def decode_op(
     return DECODE(*tensors, lengths, block_table, after.norm_eps, after.depth, scale, *pads, splits, backend.name)
 
 
-torch.library.define(
-    "mta::multi_token_attention_decode",
+def _like_decode(q_window: Tensor, *others: Any) -> Tensor:
+    batch, heads, _, head_dim = q_window.shape
+    return q_window.new_empty(batch, heads, 1, head_dim)
+
+
+DECODE = define(
+    "multi_token_attention_decode",
     "(Tensor q_window, Tensor k_cache, Tensor v_cache, Tensor? pre_conv, Tensor? pre_mix, Tensor? post_conv, "
     "Tensor? post_mix, Tensor(a!)? logits, Tensor(b!)? logsumexp, Tensor(c!)? seen, Tensor? norm_weight, "
     "Tensor? gate_weight, Tensor? gate_bias, Tensor lengths, Tensor? block_table, float norm_eps, int? depth, "
     "float scale, int pre_pad, int post_pad, int splits, str backend) -> Tensor",
-    tags=torch.Tag.pt2_compliant_tag,
+    _like_decode,
 )
-DECODE = torch.ops.mta.multi_token_attention_decode.default
 flop_formulas.count_flops(flop_formulas.multi_token_attention_decode)
 
 
@@ -53,24 +56,16 @@ def _decode(
     lengths: Tensor, block_table: Tensor | None, norm_eps: float, depth: int | None, scale: float, pre_pad: int,
     post_pad: int, splits: int, backend: str,
 ) -> Tensor:  # fmt: skip
-    kernels = named(backend)
-    if kernels is None or kernels.decode is None:
-        raise ValueError(f"backend {backend!r} has no decode for this operator")
+    decode = BACKENDS.part(backend, "decode")
     mixers = Mixers(pre_conv, pre_mix, post_conv, post_mix)
     operation = operation_by_numbers(mixers, True, scale, pre_pad, post_pad)
     state = None
     if logits is not None and logsumexp is not None and seen is not None:
         state = DecodeState(logits, logsumexp, seen)
     after = NormGate(norm_weight, norm_eps, depth, gate_weight, gate_bias)
-    return kernels.decode(
+    return decode(
         operation, q_window, k_cache, v_cache, mixers, after, lengths, state, block_table, splits or "auto"
     )  # fmt: skip
 
 
 register_kernel(DECODE, _decode)
-
-
-@torch.library.register_fake("mta::multi_token_attention_decode")
-def _fake_decode(q_window: Tensor, *others: Any) -> Tensor:
-    batch, heads, _, head_dim = q_window.shape
-    return q_window.new_empty(batch, heads, 1, head_dim)

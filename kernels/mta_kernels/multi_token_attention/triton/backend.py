@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.backend import HEAD_DIMS, caches_unsupported, size_unsupported
+from mta_kernels.backend import HEAD_DIMS, Backend, Request, caches_unsupported, size_unsupported
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.conv_attention.triton.backend import platform_unsupported
 from mta_kernels.gpu_limits import absent, shared_memory_limit
 from mta_kernels.multi_token_attention import separate_heads
-from mta_kernels.multi_token_attention.backend import Gradients, MtaBackend, Request
-from mta_kernels.multi_token_attention.mixers import Mixers
+from mta_kernels.multi_token_attention.mixers import MixerGradients, Mixers
 from mta_kernels.operation import ONE_TAP, Convolution, Operation
 
 HEADS, QUERY_TAPS, KEY_TAPS = 64, 8, 17  # at most; decode takes more taps, those of `size_unsupported`
@@ -97,7 +96,7 @@ def _forward(
 
 
 def _backward(operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, *rest: Tensor, **options: Any
-              ) -> Gradients:  # fmt: skip
+              ) -> MixerGradients:  # fmt: skip
     from mta_kernels.multi_token_attention.triton.backward import mixed_attention_backward
 
     with on_device_of(q), without_autocast(q):
@@ -111,4 +110,4 @@ def _decode(operation: Operation, q_window: Tensor, *rest: Any) -> Tensor:
         return newest_row(operation, q_window, *rest)
 
 
-TRITON = MtaBackend("triton", why_not, rank, _forward, _backward, _decode)
+TRITON = Backend("triton", why_not, rank, _forward, _backward, _decode)

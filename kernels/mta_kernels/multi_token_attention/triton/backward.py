@@ -43,7 +43,7 @@ def mixed_attention_backward(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, logsumexp: Tensor, grad_out: Tensor, *,
     documents: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Mixers]:  # fmt: skip
-    """Gradients of q, k, v and the mixers, in their dtypes: an `MtaBackend.backward`."""
+    """Gradients of q, k, v and the mixers, in their dtypes: an `Backend.backward`."""
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
     dq, dk, dv = (new_empty(x, x.shape) for x in (q, k, v))

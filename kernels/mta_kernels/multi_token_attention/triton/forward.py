@@ -25,7 +25,7 @@ from mta_kernels.score_chunks import chunk_rows, halo_rows
 def mixed_attention_forward(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, *, documents: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """out `[B, Hq, M, D]` in q's dtype and the logsumexp `[B, Hq, M]` float32: an `MtaBackend.forward`."""
+    """out `[B, Hq, M, D]` in q's dtype and the logsumexp `[B, Hq, M]` float32: an `Backend.forward`."""
     batch, heads, query_rows, head_dim = q.shape
     key_rows = k.shape[2]
     out = new_empty(q, q.shape)
