@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 TRITON, TRITON_STEPS = "[triton: or [triton]", "[triton and decode"
 CUDA, CUDA_STEPS = "[cuda: or [cuda]", "[cuda and decode and not hopper and not conv"
-HOPPER = "hopper: or hopper]"
+HOPPER, HOPPER_STEPS = "hopper: or hopper]", "cuda-hopper"
+CONV, FLASH = "cuda-conv", "cuda-flash"
 EAGER, MTA = (
     "mta-eager: and every or mta-eager: and mixed",
     "[mta: and (rows or every or documents or parts or fewer or many)",
@@ -32,6 +33,13 @@ FORWARD, SCORES, BACKWARD, SHARES = (
 )
 SM80, BANDED = f"{OF}cuda_sm80/", f"{OF}banded/"
 CONSUMER, FOLD = f"{OF}hopper/forward_consumer.cuh", f"{OF}cuda_decode/fold.cuh"
+RELEASE, PINGPONG = "block.pipeline.release(next);  //", "if constexpr (PINGPONG)"
+TAKE_GRADS = """else if (own.warpgroup == 1{}) {{  // a thread that only waits could miss the phase
+            barrier_wait(block.grads_full, passed);
+            take_halo(block.shared + GRADS_DOWN, at.score_grads_at, 0, GRADS_ABOVE, GRAD_PITCH, own.thread);
+            {}barrier_arrive(block.grads_empty);
+"""
+LADDER = "../mta_ladder/"
 OF_MTA = "multi_token_attention/"
 STAGE, STEP, OF_STEP = f"{OF_MTA}triton/", f"{OF_MTA}decode/", f"{OF_MTA}decode_cuda/"
 OF_BANDS, OF_HEADS, OF_ROWS, OF_MIX = (f"{OF_MTA}{x}_cuda/" for x in ("bands", "heads", "rows", "mix"))
@@ -41,6 +49,11 @@ BY_FILE = {
         "no wait for the keys": ("copies_wait<0>();\n        __syncthreads();  // the k", "__syncthreads();  // the k"),
         "scores that other warps store": ("__syncthreads();  // the values have come", "//"),
         "scores not masked": ("                rows.mask_scores(scores, first_key + chunk);\n", ""),
+        "keys that other threads copy": ("__syncthreads();  // the keys have come", "//"),
+        "no wait for the values": (
+            "copies_wait<0>();\n        __syncthreads();  // the values",
+            "__syncthreads();  // the values",
+        ),
         "scratch for scores never zero": ("store_shared(shared + SCORES + i * 16, uint4{0, 0, 0, 0})", ""),
     },
     (CUDA, f"{SM80}backward_rows.cuh"): {
@@ -63,7 +76,122 @@ BY_FILE = {
         "a halo not stored": ("if (own.stores_halo) {", "if (false) {"),
         "a tile's scores not masked": ("        mask.mask_scores(scores, first_key, own.local_row, own.column);\n", ""),
         "no wait for the next stage": ("if (!next_is_full) block.pipeline.wait(next);\n", ""),
+        "no barrier before the convolution": (
+            f"warpgroup_barrier(own.warpgroup + 1);\n            {PINGPONG}",
+            PINGPONG,
+        ),
+        "a stage never released": (f"if (own.thread == 0 && tile + 1 < end_tile) {RELEASE}", "//"),
+        "the next work tile's keys released": (
+            f"if (own.thread == 0 && tile + 1 < end_tile) {RELEASE}",
+            f"if (own.thread == 0) {RELEASE}",
+        ),
+        "a work tile's first keys never released": (
+            "if (own.thread == 0) block.pipeline.release(iteration);",
+            "",
+        ),
+        "consumers that do not wait for the work tile": (
+            "barrier_wait(block.tile_full + 8 * slot, count / SLOTS & 1);",
+            "",
+        ),
+        "a work tile never ends": ("            barrier_arrive(block.tile_empty + 8 * slot);\n", ""),
         "columns not carried on": ("even[i] = odd[24 + i], even[8 ", "even[i] = 0, even[8 "),
+    },
+    (HOPPER, f"{OF}hopper/forward_producer.cuh"): {
+        "queries that are still read": (
+            "if constexpr (QUERY_SLOTS == 1) barrier_wait(block.queries_empty, (count & 1) ^ 1);",
+            "",
+        ),
+        "a slot that is still read": ("barrier_wait(block.tile_empty + 8 * slot, (use & 1) ^ 1);", ""),
+    },
+    (HOPPER, f"{BANDED}backward_scheduler.cuh"): {
+        "products that do not wait for rows": (
+            "    wait_for_count(chunks.rows_done(work.stage), chunks.blocks_of(work.chunk));",
+            "",
+        ),
+        "rows that wait for their own products": (
+            "wait_for_products(chunks, work.stage - chunks.slots,",
+            "wait_for_products(chunks, work.stage,",
+        ),
+        "all rows open at first": (
+            "take_open(rows, chunks.open_at_first)",
+            "take_open(rows, chunks.batch_heads * chunks.all_row_blocks)",
+        ),
+    },
+    (HOPPER, f"{OF}hopper/backward_producer.cuh"): {
+        "work reported before it is stored": (
+            "        barrier_wait_asleep(state.stored(block), state.phase());\n",
+            "",
+        ),
+        "products copied over rows that are still read": (
+            "            barrier_wait(before.stored(block), before.phase());",
+            "",
+        ),
+        "queries copied over those that are still read": ("    barrier_wait(block.rows_empty, !odd_rows);\n", ""),
+        "work in the place of what is not reported": (
+            "        if (state.number >= 2) barrier_wait(state.reported(block), state.phase() ^ 1);\n",
+            "",
+        ),
+    },
+    (HOPPER, f"{OF}hopper/backward_products.cuh"): {
+        "the last products' shared memory not given back": (
+            "    products_wait<0>();\n    if (iteration > work.iteration && thread == 0)",
+            "    products_wait<0>();\n    if (false)",
+        ),
+    },
+    (HOPPER, f"{OF}hopper/backward_consumer.cuh"): {
+        "threads that wait for rows of dc and do not take them": (
+            TAKE_GRADS.format(" && own.thread < 8 * GRADS_ABOVE", ""),
+            TAKE_GRADS.format("", "if (own.thread < 8 * GRADS_ABOVE) "),
+        ),
+    },
+    (CUDA_STEPS, f"{OF}cuda_decode/many_heads.cu"): {
+        "no wait for the keys": (
+            "        copies_wait<2 * STAGES - 1>();\n        meet_team();\n        multiply",
+            "        meet_team();\n        multiply",
+        ),
+        "no wait for the values": (
+            "        copies_wait<2 * STAGES - 1>();\n        meet_team();\n        add",
+            "        meet_team();\n        add",
+        ),
+        "none for the other warp of a team": ("    else block_sync(", "    else if (false) block_sync("),
+        "scores before the last tile's": ("    if (!is_first) block_sync(", "    if (false) block_sync("),
+    },
+    (HOPPER_STEPS, f"{OF}cuda_decode/hopper_heads.cu"): {
+        "scores before the last tile's": (
+            "            barrier_wait(shared + HANDED_AT",
+            "            if (false) barrier_wait(shared + HANDED_AT",
+        ),
+        "before the warp's before": ("        meet();\n        uint32_t from", "        uint32_t from"),
+    },
+    (CONV, f"{LADDER}cuda_conv/tiles.cuh"): {
+        "no wait for a tile": ("copies_wait();\n        __syncthreads();\n        multiply_rows", "multiply_rows"),
+    },
+    (CONV, f"{LADDER}cuda_conv/forward.cu"): {
+        "no barrier before the convolution": (
+            "__syncthreads();\n        load_tile(tile, v, key, 0);",
+            "load_tile(tile, v, key, 0);",
+        ),
+        "more shared memory than a block has": (
+            "float* row_factors = taps + TAP_NUMBERS;",
+            "float* row_factors = taps + TAP_NUMBERS + 4;",
+        ),
+    },
+    (FLASH, f"{LADDER}cuda_flash.cu"): {
+        "no wait for the keys": (
+            "        copies_wait<2 * STAGES - 2>();\n        __syncthreads();\n        values.copy",
+            "values.copy",
+        ),
+        "no wait for the values": (
+            "        copies_wait<2 * STAGES - 2>();\n        __syncthreads();\n        keys.copy",
+            "keys.copy",
+        ),
+        "beyond the block's memory": (
+            "VALUES_AT = KEYS_AT + STAGES * KEY_TILE",
+            "VALUES_AT = KEYS_AT + STAGES * KEY_TILE + 16",
+        ),
+    },
+    (FLASH, "nvrtc/swizzle.cuh"): {
+        "bank conflicts": ("(chunk ^ row % 8 * WAYS<Columns> / 8)", "chunk"),
     },
     (CUDA_STEPS, FOLD): {
         "queries before the first token": (" && tap >= QUERY_TAPS - segment.length", ""),

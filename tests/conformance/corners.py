@@ -190,7 +190,7 @@ def case_of(kernels: Kernels, name: str, **changes: Any) -> FuzzCase | None:
         given["parts"] = _parts(given)
     looks_back = given["query_taps"] - 1 + (given["parts"].post_taps[0] - 1 if "parts" in given else 0)
     if kernels.decode:
-        given |= _of_step(given, looks_back)
+        given |= _of_step(given, looks_back, kernels.groups)
     elif given["form"] == "chunk":
         given.setdefault("history", looks_back)
     given["pass_"] = "decode" if kernels.decode else "bwd" if kernels.gradients else "fwd"
@@ -233,9 +233,9 @@ def _is_called(kernels: Kernels, given: Corner) -> bool:
     )
 
 
-def _of_step(given: Corner, looks_back: int) -> Corner:
-    """The numbers of a decode's case."""
-    lengths, page, steps = given["lengths"], given.get("page_size", 1), given.get("query_rows", 1)
+def _of_step(given: Corner, looks_back: int, groups: int) -> Corner:
+    """The numbers of a decode's case; `groups` are keys of which a cache has a whole number."""
+    lengths, page, steps = given["lengths"], given.get("page_size", groups), given.get("query_rows", 1)
     return {
         "batch": len(lengths), "lengths_dtype": ("int32", "int64")[len(lengths) % 2], "query_rows": steps,
         "seq_len": -(-(max(lengths) + 2) // page) * page,

@@ -46,6 +46,7 @@ class Kernels:
     needs: bool = True  # of the GPU, if there is one
     op: str = "conv-attention"
     switches: tuple[str, ...] | None = None  # of multi-token attention: those of `stages` that are on
+    groups: int = 1  # of keys, a whole number of which the copy engine reads
     corners: tuple[str, ...] = ()  # some of the table; all if none is named
 
     def __str__(self) -> str:
@@ -137,6 +138,7 @@ MTA_MIX = {
     "other": mixed("bf16", 48, None, None, (2, 2), causal=False),
     "wide": mixed("bf16", 64, None, None, heads=10, kv_heads=2),
 }  # fmt: skip
+SIX_HEADS = {"heads": 6, "kv_heads": 2}
 EIGHT_HEADS = {"heads": 8, "kv_heads": 8}
 MTA_DECODE = {
     "usual": mixed("fp16", 16, (3, 5), (2, 4), in_float32=("pre_conv", "post_mix"), gate="one") | EIGHT_HEADS,
@@ -211,9 +213,9 @@ DECODES = (
         played="emulated_decode", decode=True,
     ),
     Kernels(
-        "cuda-hopper", "cuda", usual=kind("fp16", 64, (6, 11)),
-        other=kind("bf16", 72, (8, 16), "left"), wide=kind("bf16", 128, (6, 11), "right"),
-        played="emulated_hopper_decode", decode=True, needs=DEVICE == "cpu" or HOPPER,
+        "cuda-hopper", "cuda", usual=kind("fp16", 64, (6, 11)) | SIX_HEADS,
+        other=kind("bf16", 72, (8, 16), "left") | SIX_HEADS, wide=kind("bf16", 128, (6, 11), "right") | SIX_HEADS,
+        played="emulated_hopper_decode", decode=True, groups=32, needs=DEVICE == "cpu" or HOPPER,
     ),
     Kernels(
         "cuda-conv", EAGER, usual=kind("bf16", 64, (6, 11)), other=kind("fp32", 8, (5, 4), "left"),

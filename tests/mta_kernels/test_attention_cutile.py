@@ -102,20 +102,18 @@ def check(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, scale: float 
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 70), (33, 159), (128, 128), (129, 129), (100, 300)])
-def test_lengths(queries: int, keys: int, causal: bool) -> None:
-    check(*make(queries, keys), causal=causal)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(40, 40), (80, 80), (96, 64), (128, 128), (256, 256)])
-def test_head_dims(head_dim: int, value_dim: int, dtype: torch.dtype) -> None:
-    check(*make(70, 70, head_dim, value_dim, dtype=dtype))
-
-
-@pytest.mark.parametrize("heads", [(4, 1), (6, 2), (3, 3)])
-def test_grouped_heads(heads: tuple[int, int]) -> None:
-    check(*make(40, 70, 32, heads=heads, batch=2))
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"queries": 1, "keys": 1}, {"queries": 33, "keys": 159}, {"queries": 128, "keys": 128, "head_dim": 40},
+        {"queries": 129, "keys": 129, "dtype": torch.bfloat16}, {"queries": 100, "keys": 300, "head_dim": 96},
+        {"head_dim": 96, "value_dim": 64}, {"head_dim": 256, "dtype": torch.bfloat16},
+        {"queries": 40, "head_dim": 32, "heads": (6, 2), "batch": 2},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_shapes(shape: dict, causal: bool) -> None:
+    check(*make(**shape), causal=causal)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.0, -0.2])

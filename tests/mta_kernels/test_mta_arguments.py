@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from mta_kernels.conv_attention import conv_attention
 from mta_kernels.multi_token_attention import (
     MultiTokenAttention,
+    explain,
     multi_token_attention,
     multi_token_attention_reference,
+    unsupported,
 )
+from mta_kernels.operation import HeadMix, Operation
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no tensor": ({"pre_mix": [[1.0]]}, TypeError, "pre_mix is a list; expected a tensor"),
@@ -114,3 +118,24 @@ def test_rows_that_are_not_there() -> None:
 def test_parts_of_the_module_that_do_not_fit(options, sentence) -> None:
     with pytest.raises(ValueError, match=sentence):
         MultiTokenAttention(4, 8, **options)
+
+
+def test_what_conv_attention_computes_is_computed_by_it() -> None:
+    q, taps = torch.randn(1, 4, 12, 16), torch.randn(4, 3, 2)
+    assert torch.equal(multi_token_attention(q, q, q, pre_conv=taps), conv_attention(q, q, q, taps))
+    plain = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    torch.testing.assert_close(multi_token_attention(q, q, q, backend="reference"), plain)
+    assert explain(q, q, q, pre_conv=taps).reason.startswith("conv_attention computes this")
+
+
+def test_a_choice_says_why() -> None:
+    q, mix = torch.randn(1, 4, 12, 16), {"pre_mix": torch.eye(4)}
+    assert str(explain(q, q, q, **mix)).startswith("triton: the fastest backend for these arguments")
+    assert str(explain(q, q, q, **mix, backend="reference")) == "reference: asked for"
+    assert "dropout" in explain(q, q, q, **mix, dropout=0.1).reason
+    with pytest.raises(ValueError, match=r"backend 'hopper' runs .*; expected 'auto' or one of 'reference', 'triton'"):
+        explain(q, q, q, **mix, backend="hopper")
+    cell: dict[str, Any] = {"device": "cpu", "dtype": torch.float32, "head_dim": 16, "heads": 4}
+    operation = Operation(None, 1.0, True, pre_mix=HeadMix())
+    assert unsupported("triton", operation=operation, **cell) is None
+    assert "dropout" in unsupported("triton", operation=operation, **cell, dropout=0.1)

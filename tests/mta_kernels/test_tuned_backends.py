@@ -9,21 +9,20 @@ import torch
 
 pytest.importorskip("triton")
 
-from banded_forwards import ON_GPU, forward_by
 from emulated_forward import emulated_forward  # noqa: F401
 from kernel_inputs import DEVICE, make
-from operator_calls import small
 
-from mta_kernels.backend import Request
-from mta_kernels.conv_attention import conv_attention, explain, operators, tile_sizes, tuner
-from mta_kernels.conv_attention.backends import CONV_ATTENTION, BackendConfig
+from mta_kernels.conv_attention import backends, choice, conv_attention, explain, operators, tile_sizes, tuner
+from mta_kernels.conv_attention.backend import Request
+from mta_kernels.conv_attention.backends import KERNELS
+from mta_kernels.conv_attention.choice import BackendConfig, backends_by_rank, choose
 from mta_kernels.conv_attention.cuda_decode import backend as cuda_backend
 from mta_kernels.conv_attention.tile_sizes import Entry, Key
 from mta_kernels.conv_attention.triton.tunable_kernels import TunedShape
 from mta_kernels.operation import Operation
 
 GPU = "Some GPU"
-KERNELS = CONV_ATTENTION.kernels
+ON_GPU = DEVICE == "cuda"
 BF16, TAPS = torch.bfloat16, (6, 11)
 RULE = "the fastest backend for these arguments"
 
@@ -44,7 +43,7 @@ def run_on(monkeypatch, *names):
     """Have the backends of these names run everything, and no other anything."""
     able = {name: None for name in names}
     found = tuple(replace(x, why_not=lambda request, x=x: able.get(x.name, "it is not here")) for x in KERNELS)
-    monkeypatch.setattr(CONV_ATTENTION, "kernels", found)
+    monkeypatch.setattr(choice, "KERNELS", found)
 
 
 def tuned(backend, kernel="forward_backend", seq_len=4096, **other):
@@ -58,7 +57,7 @@ def request_of(key_rows=4096, gradients=False, causal=True, **changes):
 
 
 def taken(*arguments, **options):
-    return CONV_ATTENTION.fastest(request_of(*arguments, **options))[0].name
+    return choose("auto", request_of(*arguments, **options)).name
 
 
 def test_without_an_entry_the_rule_decides():
@@ -102,10 +101,10 @@ def test_neither_ranks_nor_a_decode_are_tuned(monkeypatch):
 
 def test_where_the_rule_prefers_triton_the_cuda_kernels_come_after_it(monkeypatch):
     few_taps = request_of()._replace(operation=Operation.of((1, 1), 64))
-    assert [backend.name for backend in CONV_ATTENTION.able(request_of())] == ["cuda", "triton"]
-    assert [backend.name for backend in CONV_ATTENTION.able(few_taps)] == ["triton", "cuda"]
+    assert [backend.name for backend in backends_by_rank(request_of())] == ["cuda", "triton"]
+    assert [backend.name for backend in backends_by_rank(few_taps)] == ["triton", "cuda"]
     run_on(monkeypatch, "cuda")
-    assert CONV_ATTENTION.fastest(few_taps)[0].name == "cuda"
+    assert choose("auto", few_taps).name == "cuda"
 
 
 def test_explain_says_what_was_measured_and_where():
@@ -133,7 +132,7 @@ def test_a_compiled_call_takes_what_was_measured(dynamic, expected):
     torch.compiler.reset()
     compiled = torch.compile(conv_attention, fullgraph=True, dynamic=dynamic, backend=compiler)
     for seq_len in (20, 70):
-        compiled(*(x.detach() for x in small(seq_len)))
+        compiled(*make(1, 2, 1, seq_len, 16, (3, 4)))
     torch.compiler.reset()
     assert found == expected.split()
 
@@ -144,15 +143,15 @@ SHAPE = TunedShape(1, 2, 1, 70, 16, (3, 5), torch.float16)
 @pytest.mark.parametrize("kernel", ["forward_backend", "training_backend"])
 def test_backends_are_compared_by_what_they_compute(request, monkeypatch, kernel):
     if ON_GPU:
-        monkeypatch.setattr(CONV_ATTENTION, "kernels", KERNELS)
+        monkeypatch.setattr(choice, "KERNELS", KERNELS)
     else:
-        forward_by("cuda", request, monkeypatch)
+        request.getfixturevalue("emulated_forward")
     last_wins = None if ON_GPU else lambda calls, cold: [float(-number) for number, _ in enumerate(calls)]
     trials = tuner.tune(kernel, SHAPE, measure=last_wins)
     assert [trial.status for trial in trials] == ["ok"] * len(trials)
     assert {BackendConfig("cuda"), BackendConfig("triton")} <= {trial.config for trial in trials}
     shape = SHAPE.request(kernel == "training_backend", torch.device(DEVICE))
-    assert CONV_ATTENTION.fastest(shape)[0].name == tuner.fastest(trials).config.backend
+    assert choose("auto", shape).name == tuner.fastest(trials).config.backend
 
 
 @pytest.mark.parametrize(("kernel", "part"), [("forward_backend", "forward"), ("training_backend", "backward")])
@@ -160,9 +159,10 @@ def test_a_wrong_backend_is_never_taken(monkeypatch, kernel, part):
     def wrong(operation, q, k, v, weight, *others, **options):
         return (q * 0, q[..., 0].float() * 0) if part == "forward" else (q * 0, k * 0, v * 0, weight * 0)
 
-    right = CONV_ATTENTION.named("triton")
+    right = backends.named("triton")
     planted = replace(right, name="cuda", rank=lambda request: 9, **{part: wrong})
-    monkeypatch.setattr(CONV_ATTENTION, "kernels", (replace(right, why_not=lambda request: None), planted))
+    for module in (backends, choice):
+        monkeypatch.setattr(module, "KERNELS", (replace(right, why_not=lambda request: None), planted))
     trials = tuner.tune(kernel, SHAPE, measure=lambda calls, cold: [2.0] * len(calls))
     assert [(trial.config.backend, trial.status) for trial in trials] == [
         ("triton", "ok"), ("cuda", "wrong: differs from the first"),
