@@ -12,16 +12,16 @@ pytest.importorskip("triton")
 from emulated_forward import emulated_forward  # noqa: F401
 from kernel_inputs import DEVICE, make
 
-from mta_kernels.conv_attention import backends, choice, conv_attention, explain, operators, tile_sizes, tuner
-from mta_kernels.conv_attention.backend import Request
-from mta_kernels.conv_attention.backends import KERNELS
-from mta_kernels.conv_attention.choice import BackendConfig, backends_by_rank, choose
+from mta_kernels.backend import Request
+from mta_kernels.conv_attention import conv_attention, explain, operators, tile_sizes, tuner
+from mta_kernels.conv_attention.backends import CONV_ATTENTION, BackendConfig
 from mta_kernels.conv_attention.cuda_decode import backend as cuda_backend
 from mta_kernels.conv_attention.tile_sizes import Entry, Key
 from mta_kernels.conv_attention.triton.tunable_kernels import TunedShape
 from mta_kernels.operation import Operation
 
 GPU = "Some GPU"
+KERNELS = CONV_ATTENTION.kernels
 ON_GPU = DEVICE == "cuda"
 BF16, TAPS = torch.bfloat16, (6, 11)
 RULE = "the fastest backend for these arguments"
@@ -43,7 +43,7 @@ def run_on(monkeypatch, *names):
     """Have the backends of these names run everything, and no other anything."""
     able = {name: None for name in names}
     found = tuple(replace(x, why_not=lambda request, x=x: able.get(x.name, "it is not here")) for x in KERNELS)
-    monkeypatch.setattr(choice, "KERNELS", found)
+    monkeypatch.setattr(CONV_ATTENTION, "kernels", found)
 
 
 def tuned(backend, kernel="forward_backend", seq_len=4096, **other):
@@ -57,7 +57,7 @@ def request_of(key_rows=4096, gradients=False, causal=True, **changes):
 
 
 def taken(*arguments, **options):
-    return choose("auto", request_of(*arguments, **options)).name
+    return CONV_ATTENTION.fastest(request_of(*arguments, **options))[0].name
 
 
 def test_without_an_entry_the_rule_decides():
@@ -101,10 +101,10 @@ def test_neither_ranks_nor_a_decode_are_tuned(monkeypatch):
 
 def test_where_the_rule_prefers_triton_the_cuda_kernels_come_after_it(monkeypatch):
     few_taps = request_of()._replace(operation=Operation.of((1, 1), 64))
-    assert [backend.name for backend in backends_by_rank(request_of())] == ["cuda", "triton"]
-    assert [backend.name for backend in backends_by_rank(few_taps)] == ["triton", "cuda"]
+    assert [backend.name for backend in CONV_ATTENTION.able(request_of())] == ["cuda", "triton"]
+    assert [backend.name for backend in CONV_ATTENTION.able(few_taps)] == ["triton", "cuda"]
     run_on(monkeypatch, "cuda")
-    assert choose("auto", few_taps).name == "cuda"
+    assert CONV_ATTENTION.fastest(few_taps)[0].name == "cuda"
 
 
 def test_explain_says_what_was_measured_and_where():
@@ -143,7 +143,7 @@ SHAPE = TunedShape(1, 2, 1, 70, 16, (3, 5), torch.float16)
 @pytest.mark.parametrize("kernel", ["forward_backend", "training_backend"])
 def test_backends_are_compared_by_what_they_compute(request, monkeypatch, kernel):
     if ON_GPU:
-        monkeypatch.setattr(choice, "KERNELS", KERNELS)
+        monkeypatch.setattr(CONV_ATTENTION, "kernels", KERNELS)
     else:
         request.getfixturevalue("emulated_forward")
     last_wins = None if ON_GPU else lambda calls, cold: [float(-number) for number, _ in enumerate(calls)]
@@ -151,7 +151,7 @@ def test_backends_are_compared_by_what_they_compute(request, monkeypatch, kernel
     assert [trial.status for trial in trials] == ["ok"] * len(trials)
     assert {BackendConfig("cuda"), BackendConfig("triton")} <= {trial.config for trial in trials}
     shape = SHAPE.request(kernel == "training_backend", torch.device(DEVICE))
-    assert choose("auto", shape).name == tuner.fastest(trials).config.backend
+    assert CONV_ATTENTION.fastest(shape)[0].name == tuner.fastest(trials).config.backend
 
 
 @pytest.mark.parametrize(("kernel", "part"), [("forward_backend", "forward"), ("training_backend", "backward")])
@@ -159,10 +159,9 @@ def test_a_wrong_backend_is_never_taken(monkeypatch, kernel, part):
     def wrong(operation, q, k, v, weight, *others, **options):
         return (q * 0, q[..., 0].float() * 0) if part == "forward" else (q * 0, k * 0, v * 0, weight * 0)
 
-    right = backends.named("triton")
+    right = CONV_ATTENTION.named("triton")
     planted = replace(right, name="cuda", rank=lambda request: 9, **{part: wrong})
-    for module in (backends, choice):
-        monkeypatch.setattr(module, "KERNELS", (replace(right, why_not=lambda request: None), planted))
+    monkeypatch.setattr(CONV_ATTENTION, "kernels", (replace(right, why_not=lambda request: None), planted))
     trials = tuner.tune(kernel, SHAPE, measure=lambda calls, cold: [2.0] * len(calls))
     assert [(trial.config.backend, trial.status) for trial in trials] == [
         ("triton", "ok"), ("cuda", "wrong: differs from the first"),
