@@ -31,7 +31,7 @@ class ConvEmulator(Emulator):
 def emulated_cuda(monkeypatch: pytest.MonkeyPatch) -> ConvEmulator:
     """`cuda_conv` runs on CPU tensors in this test."""
     found = ConvEmulator()
-    found.take_over(monkeypatch, shape)
+    found.take_over(monkeypatch)
     monkeypatch.setattr(shape, "device_unsupported", lambda device: None)
     monkeypatch.setattr(shape, "missing_package", lambda *_: None)
     monkeypatch.setattr(decode, "choose_splits", lambda *_: 3)

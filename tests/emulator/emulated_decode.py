@@ -11,8 +11,9 @@ from emulated_hopper import encode
 from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.conv_attention.cuda_decode import backend, decode, hopper_plan, plan
-from mta_kernels.conv_attention.cuda_decode.hopper_plan import HopperConstants, choose_hopper_plan
-from mta_kernels.conv_attention.cuda_decode.plan import DecodeConstants, choose_plan
+from mta_kernels.conv_attention.cuda_decode.hopper_plan import choose_hopper_plan
+from mta_kernels.conv_attention.cuda_decode.plan import choose_plan
+from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source
 
 H200 = 232448  # bytes of shared memory a program
@@ -46,9 +47,7 @@ def emulated_decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace
         emulator.seed = fields.seed
         emulator.launch(*args)
 
-    def kernel(constants: DecodeConstants | HopperConstants, device: int, name: str = "decode"):
-        return emulator.load(emulator.machine_code(constants.source("sm_80", name)), name_of(name), 0, device)
-
+    emulator.take_over(monkeypatch)
     for module in (plan, hopper_plan):
         monkeypatch.setattr(module, "shared_memory_limit", lambda device: fields.shared_memory)
         monkeypatch.setattr(module, "sm_count", lambda device: fields.multiprocessors)
@@ -58,8 +57,7 @@ def emulated_decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace
     monkeypatch.setattr(decode, "choose_plan", choose_plan.__wrapped__)
     monkeypatch.setattr(decode, "choose_hopper_plan", choose_hopper_plan.__wrapped__)
     monkeypatch.setattr(decode, "arrivals", lambda count, device: fields.counts)
-    monkeypatch.setattr(decode, "kernel", kernel)
-    monkeypatch.setattr(decode.driver, "launch", launch)
+    monkeypatch.setattr(driver, "launch", launch)
     monkeypatch.setattr(backend, "platform_unsupported", lambda device: None)
     yield fields
     assert (fields.counts == 0).all()

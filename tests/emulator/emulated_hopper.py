@@ -9,7 +9,7 @@ from emulated_kernels import FOLDER, Emulator
 from torch import Tensor
 
 from mta_kernels.conv_attention import banded
-from mta_kernels.conv_attention.hopper import backward, forward, prepare, tensor_maps
+from mta_kernels.conv_attention.hopper import backward, forward, tensor_maps
 from mta_kernels.nvrtc.compiler import Source
 
 
@@ -44,6 +44,9 @@ def tensor_map(x: Tensor, box: tuple[int, int, int, int] = (1, 1, 64, 64)) -> te
 class HopperEmulator(Emulator):
     folders = (banded.FOLDER,)
 
+    def runs(self, wanted: Source) -> bool:
+        return wanted.architecture == "sm_90a"
+
     def program(self, wanted: Source) -> str:
         return (FOLDER / f"{wanted.path.stem}.cpp").read_text()
 
@@ -54,7 +57,7 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> HopperEmulator:
     from mta_kernels.conv_attention.hopper import backend
 
     found = HopperEmulator()
-    found.take_over(monkeypatch, prepare)
+    found.take_over(monkeypatch)
     for module in (forward, backward):
         monkeypatch.setattr(module, "_launches", {})
         monkeypatch.setattr(module, "sm_count", lambda device: 3)  # persistent blocks with several work tiles each

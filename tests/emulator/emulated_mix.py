@@ -47,10 +47,9 @@ def emulated_mix(monkeypatch: pytest.MonkeyPatch) -> MixEmulator:
     Its fields may be changed: the seed of threads and copies, multiprocessors.
     """
     found = MixEmulator()
-    found.take_over(monkeypatch, logits, values)
-    for module, cached in ((logits, "kernels"), (values, "kernel")):
+    found.take_over(monkeypatch)
+    for module in (logits, values):
         monkeypatch.setattr(module, "_launches", {})
-        monkeypatch.setattr(module, cached, getattr(module, cached).__wrapped__)
         monkeypatch.setattr(module, "tensor_map", tensor_map)
     monkeypatch.setattr(
         logits, "clusters_at_once", lambda constants, device: max(1, found.multiprocessors // constants.cluster)

@@ -10,6 +10,7 @@ from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.conv_attention.cuda_decode import plan as conv_decode
 from mta_kernels.multi_token_attention.decode_cuda import plan, step
+from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source
 
 
@@ -30,16 +31,16 @@ def emulated_mta_decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNames
     fields = SimpleNamespace(seed=0, multiprocessors=5, launched=0)
     emulator = MtaDecodeEmulator()
 
-    def launch(*args, follows: bool) -> None:
+    def launch(*args, follows: bool = False) -> None:
         emulator.seed = fields.seed
         emulator.launch(*args)
         fields.launched += 1
 
     monkeypatch.setattr(plan, "unsupported", plan.shape_unsupported)
     monkeypatch.setattr(step, "sm_count", lambda device: fields.multiprocessors)
-    monkeypatch.setattr(step, "kernels", step.kernels.__wrapped__)
-    emulator.take_over(monkeypatch, step)
-    monkeypatch.setattr(step.driver, "launch", launch)
+    step._kernels.cache_clear()
+    emulator.take_over(monkeypatch)
+    monkeypatch.setattr(driver, "launch", launch)
     yield fields
     assert fields.launched % 3 == 0
     assert fields.launched

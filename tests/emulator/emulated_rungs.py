@@ -7,7 +7,7 @@ import torch
 from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.nvrtc.compiler import Source
-from mta_ladder import cuda_flash, cuda_launch, cuda_unfused
+from mta_ladder import cuda_flash, cuda_unfused
 
 MATRIX_KERNELS = ("scores", "softmax_rows", "weighted_sum")
 KERNELS = {"cuda_naive.cu": MATRIX_KERNELS, "cuda_tiled.cu": MATRIX_KERNELS, "cuda_flash.cu": ("cuda_flash",)}
@@ -23,7 +23,7 @@ class RungEmulator(Emulator):
 def emulated_attention(monkeypatch: pytest.MonkeyPatch) -> RungEmulator:
     """The CUDA rungs run on CPU tensors in this test, for `attention` too."""
     found = RungEmulator()
-    found.take_over(monkeypatch, cuda_launch)
+    found.take_over(monkeypatch)
     for module in (cuda_flash, cuda_unfused):
         for name in ("device_unsupported", "missing_package"):
             monkeypatch.setattr(module, name, lambda *device: None)

@@ -51,7 +51,7 @@ def test_compiles_without_spills_and_with_products_in_flight(
     C7519 is a fence of registers that CUDA 13.0's ptxas adds before products, which stay in flight. The last one's
     bytes are what threads keep from one work tile to the next, and the powers of two of packed documents.
     """
-    code, words = compiler.compile_source(constants.source)
+    code, words = compiler.compile_source(constants.source())
     assert code.startswith(b"\x7fELF")
     if "ptxas info" not in words:
         pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
@@ -68,10 +68,10 @@ def test_compiles_for_head_dims_of_every_size(constants: type, dtype: torch.dtyp
         if head_dim <= widest and shape_unsupported(dtype, head_dim, 1, 1) is None:
             of_head_dim = constants(dtype, head_dim, Convolution(1, 1, 0), causal=False, spans=False)
             # To PTX: what the assembler may refuse, it refuses in other tests.
-            compiler.compile_source(dataclasses.replace(of_head_dim.source, architecture="compute_90a"))
+            compiler.compile_source(dataclasses.replace(of_head_dim.source(), architecture="compute_90a"))
 
 
 def test_the_compiler_s_words_are_kept() -> None:
     geometry = ForwardConstants(BF16, 64, Convolution(9, 11, 5), causal=True, spans=False)
     with pytest.raises(compiler.CompileError, match="eight rows above a score tile hold zeros"):
-        compiler.compile_source(geometry.source)
+        compiler.compile_source(geometry.source())

@@ -22,7 +22,7 @@ import torch
 
 from mta_kernels.conv_attention.hopper.backward import BackwardConstants
 from mta_kernels.conv_attention.hopper.forward import ForwardConstants
-from mta_kernels.multi_token_attention.decode_cuda.plan import StepConstants
+from mta_kernels.multi_token_attention.decode_cuda.plan import StepConstants, StepKernel
 from mta_kernels.multi_token_attention.mix_cuda import logits, values_plan
 from mta_kernels.nvrtc import compiler
 from mta_kernels.operation import Convolution
@@ -101,12 +101,12 @@ def listing_of(source: compiler.Source, tmp_path: Path) -> str:
 
 
 SOURCES = {
-    "logits, head dim 64": logits.constants_for(16, 64).source,
-    "logits, head dim 128": logits.constants_for(16, 128).source,
-    "values, head dim 64": values_plan.constants_for(16, 64).source,
-    "forward, head dim 128": ForwardConstants(BF16, 128, TAPS, causal=True, spans=False).source,
-    "backward, head dim 64": BackwardConstants(BF16, 64, TAPS, causal=True, spans=False).source,
-    "backward, head dim 128": BackwardConstants(BF16, 128, TAPS, causal=True, spans=False).source,
+    "logits, head dim 64": logits.constants_for(16, 64).source(),
+    "logits, head dim 128": logits.constants_for(16, 128).source(),
+    "values, head dim 64": values_plan.constants_for(16, 64).source(),
+    "forward, head dim 128": ForwardConstants(BF16, 128, TAPS, causal=True, spans=False).source(),
+    "backward, head dim 64": BackwardConstants(BF16, 64, TAPS, causal=True, spans=False).source(),
+    "backward, head dim 128": BackwardConstants(BF16, 128, TAPS, causal=True, spans=False).source(),
 }
 
 
@@ -128,7 +128,7 @@ def test_products_are_complete_before_their_sums_are_used(name: str, tmp_path: P
 @pytest.mark.parametrize("gate", [1, 2])
 def test_norm_and_gate_are_read_before_the_kernel_of_v_has_ended(gate: int, tmp_path: Path) -> None:
     constants = StepConstants(BF16, 16, 64, False, TAPS, True, TAPS, True, norm=True, gate=gate)
-    before, after = listing_of(constants.source("merge", "sm_90"), tmp_path).split("ACQBULK")
+    before, after = listing_of(StepKernel("merge", constants).source("sm_90"), tmp_path).split("ACQBULK")
     assert "LDG.E.U16" in before
     assert {load for load in re.findall(r"LDG\S+", after) if ".128" not in load} == set()  # partial outputs alone
     assert "LDG.E.128" in after

@@ -133,7 +133,7 @@ def test_heads_compile_with_hardly_a_spill(name: str) -> None:
         tiles = plan.TileConstants(name, BF16, 16, True, False, plan.TILES[name])
         assert most_spilled(compiled(tiles.source("sm_90a"))) == 0
         return
-    constants = plan.WalkConstants(name, BF16, 16, TAPS, True, False, plan.walk_sizes(name, (9, 0)))
+    constants = plan.WalkConstants(name, BF16, 16, True, False, TAPS, plan.walk_sizes(name, (9, 0)))
     words = compiled(constants.source("sm_90a"))
     assert most_spilled(words) <= 16
     # A warp that takes more registers than the block has waits for ever.
@@ -152,7 +152,7 @@ def test_heads_compile_with_hardly_a_spill(name: str) -> None:
 def test_heads_compile_for_other_gpus(name: str, architecture: str, count: int) -> None:
     if reason := compiler.missing_package():
         pytest.skip(reason)
-    constants = plan.WalkConstants(name, FP16, count, TAPS, False, True, plan.WALKS[name])
+    constants = plan.WalkConstants(name, FP16, count, False, True, TAPS, plan.WALKS[name])
     assert compiler.compile_source(constants.source(architecture))[0].startswith(b"\x7fELF")
 
 
@@ -175,7 +175,7 @@ def test_what_rebuilds_needs_no_more_memory_than_the_forward(conv: Convolution) 
     """As `stages.recomputes_probabilities` has it."""
     for capability in (None, (9, 0)):
         pre, rebuild = (
-            plan.WalkConstants(name, BF16, 16, conv, True, False, plan.walk_sizes(name, capability))
+            plan.WalkConstants(name, BF16, 16, True, False, conv, plan.walk_sizes(name, capability))
             for name in ("pre", "rebuild")
         )
         assert rebuild.shared_memory <= pre.shared_memory

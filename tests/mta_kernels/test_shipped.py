@@ -35,7 +35,7 @@ def found(release):
     for head_dim in (64, 128):
         try:
             constants = PrepareConstants(torch.bfloat16, head_dim, Convolution(6, 11, 5))
-            codes.append(compiler.machine_code(constants.source))
+            codes.append(compiler.machine_code(constants.source()))
         except ImportError:  # it would compile
             pass
     assert all(code.startswith(b"\\x7fELF") for code in codes)
@@ -66,7 +66,7 @@ def wheel(tmp_path: Path) -> Path:
         "from mta_kernels.conv_attention.hopper.prepare import PrepareConstants; "
         "from mta_kernels.operation import Convolution; "
         "shapes = [(torch.bfloat16, head_dim, Convolution(6, 11, 5)) for head_dim in (64, 128)]; "
-        "common.compile_into_package([PrepareConstants(*shape).source for shape in shapes])"
+        "common.compile_into_package([PrepareConstants(*shape).source() for shape in shapes])"
     )
     environment = {**os.environ, "PYTHONPATH": str(copy / "kernels")}
     subprocess.run([sys.executable, "-c", two], cwd=copy, env=environment, check=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,10 +83,9 @@ def compile_source(source: Source) -> tuple[bytes, str]:
     return code, words
 
 
-def headers_in(folder: Path, names: Iterable[str] = ()) -> dict[str, str]:
-    """Texts of headers in a folder, by their names, and of those beside this file, which any of them may include."""
-    paths = (*sorted(FOLDER.glob("*.cuh")), *(folder / name for name in names))
-    return {path.name: path.read_text() for path in paths}
+def headers_in(*folders: Path) -> dict[str, str]:
+    """Texts of the headers beside this file and in folders, by their names; those of a later folder replace others."""
+    return {path.name: path.read_text() for folder in (FOLDER, *folders) for path in sorted(folder.glob("*.cuh"))}
 
 
 def machine_code(source: Source) -> bytes:

@@ -16,7 +16,6 @@ from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code, missing
 from mta_kernels.nvrtc.structures import ALL_ELEMENTS
 
 FOLDER = Path(__file__).parent
-HEADERS = ("instructions.cuh", "tiles.cuh", "products_mma.cuh", "products_fma.cuh")
 MAX_HEAD_DIM, MAX_TAPS = 128, 11
 OLDEST = (8, 0)  # the compute capability that has the instructions
 
@@ -107,7 +106,7 @@ class Shape:
             "ELEMENT": ALL_ELEMENTS[self.dtype], "TENSOR_CORES": int(self.dtype.itemsize == 2),
             "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.query_taps, "KEY_TAPS": self.key_taps,
         }  # fmt: skip
-        return Source(FOLDER / name, architecture, constants, headers_in(FOLDER, HEADERS))
+        return Source(FOLDER / name, architecture, constants, headers_in(FOLDER))
 
 
 def launch(shape: Shape, name: str, kernel: str, blocks: int, device: torch.device, arguments: Any) -> None:

@@ -5,28 +5,19 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_int, c_void_p
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from mta_kernels.conv_attention.banded import FOLDER, banded_headers
-from mta_kernels.conv_attention.banded.structures import Inputs, Positions
-from mta_kernels.nvrtc.compiler import Source
-from mta_kernels.nvrtc.structures import ELEMENTS, Rows, fields
-from mta_kernels.operation import Convolution
+from mta_kernels.conv_attention.banded import FOLDER
+from mta_kernels.conv_attention.banded.structures import BandedConstants, Inputs, Positions
+from mta_kernels.nvrtc.compiler import Source, headers_in
+from mta_kernels.nvrtc.structures import Rows, fields
 
 
 @dataclass(frozen=True)
-class ExactConstants:
-    """The constants of backward_exact.cu for a shape, on a GPU of an architecture such as "sm_80"."""
+class ExactConstants(BandedConstants):
+    """The constants of backward_exact.cu for a shape."""
 
-    architecture: str
-    dtype: torch.dtype
-    head_dim: int
-    conv: Convolution
-    causal: bool
-    spans: bool
     margins: bool = False
+    architecture: str = ""  # instead of the GPU's own
 
     kernel_name, threads = "backward_exact", 256
 
@@ -36,16 +27,10 @@ class ExactConstants:
         taps = self.conv.query_taps
         return 4 * ((2 * taps + 2) * self.threads + taps * self.head_dim)
 
-    def constants(self) -> dict[str, Any]:
-        return {
-            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
-            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "MARGINS": int(self.margins),
-            "CAUSAL": int(self.causal), "SPANS": int(self.spans),
-        }  # fmt: skip
-
-    @property
-    def source(self) -> Source:
-        return Source(FOLDER / "backward_exact.cu", self.architecture, self.constants(), banded_headers())
+    def source(self, architecture: str) -> Source:
+        return Source(
+            FOLDER / "backward_exact.cu", self.architecture or architecture, self.constants(), headers_in(FOLDER)
+        )
 
 
 class ExactArguments(ctypes.Structure):

@@ -1,15 +1,39 @@
-"""What the banded kernels are given, in ctypes, and how their heads are scheduled."""
+"""What the banded kernels are compiled with and given, and how their heads are scheduled."""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import c_float, c_int, c_void_p
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from mta_kernels.nvrtc.structures import Rows, Weight, fields
+from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields
+from mta_kernels.operation import Convolution
 
 L2_BYTES = 32 << 20  # keys and values that L2 holds
+
+
+@dataclass(frozen=True)
+class BandedConstants:
+    """What the constants of each kernel begin with."""
+
+    dtype: torch.dtype
+    head_dim: int
+    conv: Convolution
+    causal: bool
+    spans: bool
+
+    margins = False  # whether q and k have rows for the convolution alone: see `TileConstants`
+
+    def constants(self) -> dict[str, Any]:
+        return {
+            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
+            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "CAUSAL": int(self.causal),
+            "SPANS": int(self.spans), "MARGINS": int(self.margins),
+        }  # fmt: skip
 
 
 class Positions(ctypes.Structure):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 from ctypes import c_float, c_int, c_int64, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,18 +21,10 @@ from mta_kernels.conv_attention.cuda_decode.hopper_plan import (
     maps,
     pays,
 )
-from mta_kernels.conv_attention.cuda_decode.plan import (
-    MERGE_BYTES,
-    MERGE_THREADS,
-    DecodeConstants,
-    DecodePlan,
-    choose_plan,
-    has_whole_chunks,
-)
+from mta_kernels.conv_attention.cuda_decode.plan import DecodePlan, MergeConstants, choose_plan, has_whole_chunks
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.gpu_limits import overlaps_launches
-from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import machine_code
+from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import ELEMENTS, Weight, fields
 from mta_kernels.operation import Operation
 
@@ -135,21 +125,9 @@ def launch_decode(
         arguments.table = block_table.data_ptr()
         arguments.table_stride_batch, arguments.table_stride_page = block_table.stride()
         arguments.page_bits = k_cache.shape[2].bit_length() - 1
-    compiled, threads = kernel(constants, device.index), 32 * constants.warps
     read = (maps(k_cache, v_cache, constants),) if isinstance(constants, HopperConstants) else ()
-    driver.launch(compiled, (blocks, 1), threads, constants.shared_memory, device.index, *read, arguments)
+    kernel(constants, device.index).launch((blocks, 1), *read, arguments)
     if not constants.last_adds_up and programs > 1 and splits != 1:
-        merge, follows = kernel(constants, device.index, "merge"), overlaps_launches(device)
-        driver.launch(
-            merge, (batch * query_heads, 1), MERGE_THREADS, MERGE_BYTES, device.index, arguments, follows=follows
-        )
+        merge = kernel(MergeConstants(constants), device.index)
+        merge.launch((batch * query_heads, 1), arguments, follows=overlaps_launches(device))
     return out
-
-
-@functools.cache
-def kernel(constants: DecodeConstants | HopperConstants, device: int, name: str = "decode") -> Any:
-    """The kernel on a device, "decode" or "merge", compiled at the first call: seconds, unless the disk has it."""
-    code = machine_code(constants.source(driver.architecture(device), name))
-    if name == "merge":
-        return driver.load(code, "cuda_decode_merge", MERGE_BYTES, device)
-    return driver.load(code, "cuda_decode", constants.shared_memory, device)

@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.call_memory import keep
-from mta_kernels.conv_attention.cuda_decode.plan import (
-    FOLDER,
-    HEADERS,
-    MERGE_BYTES,
-    MERGE_THREADS,
-    DecodePlan,
-    KernelConstants,
-)
+from mta_kernels.conv_attention.cuda_decode.plan import FOLDER, DecodePlan, KernelConstants
 from mta_kernels.conv_attention.hopper.source import FOLDER as HOPPER
 from mta_kernels.conv_attention.hopper.source import Product, wgmma_header
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, encode, has_describable_strides, outer_strides
@@ -28,7 +21,6 @@ from mta_kernels.nvrtc.compiler import Source, headers_in
 from mta_kernels.nvrtc.structures import ELEMENTS, fields
 from mta_kernels.operation import Convolution
 
-HOPPER_HEADERS = ("hopper_layout.cuh", "hopper_copies.cuh", "hopper_fold.cuh")
 HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(64, 129, 8), 8, 16  # taps at most
 NARROW, FEWEST_OF_TWO = 64, 2048  # two query heads a KV head have so many keys a program up to this head dim
 FEWEST_KEYS = 256  # of a program whose warp groups share tiles: many_heads.cu is faster with fewer
@@ -57,7 +49,7 @@ class HopperConstants(KernelConstants):
     stages: int = 0
     last_adds_up: bool = False
 
-    few_heads, aligned = False, True
+    aligned = True
 
     @functools.cached_property
     def without_merge(self) -> HopperConstants:
@@ -69,8 +61,8 @@ class HopperConstants(KernelConstants):
         return self.teams * self.sharing
 
     @property
-    def warps(self) -> int:
-        return 4 * (self.consumers + 1)
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
 
     @property
     def delay(self) -> int:
@@ -106,24 +98,19 @@ class HopperConstants(KernelConstants):
         beside = max(folded, sums) + self.consumers * KEYS * 16 + carried + statistics + barriers
         return self.stages * self.stage_bytes + beside
 
-    def source(self, architecture: str, name: str = "decode") -> Source:
-        """Of the kernel, or of merge.cu. Whatever the architecture, it is compiled for sm_90a."""
+    def source(self, architecture: str = "sm_90a") -> Source:
+        """Whatever the architecture, it is compiled for sm_90a."""
         registers = NARROW_REGISTERS if self.head_dim <= NARROW else REGISTERS
         consumer_registers, producer_registers = registers[self.consumers]
         element = ELEMENTS[self.dtype]
-        constants = {
-            "ELEMENT": element, "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
-            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "FEW_HEADS": 0, "HEADS": self.heads,
-            "SHARING": self.sharing, "HEAD_BLOCKS": self.head_blocks, "BLOCK": KEYS // 8,
-            "PAGED": int(self.paged), "ALIGNED": 1, "WARPS": 4 * self.consumers, "STAGES": self.stages,
+        constants = self.constants() | {
+            "FEW_HEADS": 0, "ALIGNED": 1, "BLOCK": KEYS // 8, "WARPS": 4 * self.consumers, "STAGES": self.stages,
             "CONSUMER_REGISTERS": consumer_registers, "PRODUCER_REGISTERS": producer_registers,
-            "LAST_ADDS_UP": int(self.last_adds_up), "MERGE_THREADS": MERGE_THREADS,
-            "SHARED_BYTES": MERGE_BYTES if name == "merge" else self.shared_memory,
+            "LAST_ADDS_UP": int(self.last_adds_up), "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
         products = Product(self.columns, element), Product(8, element, "rows")
-        headers = headers_in(FOLDER, (*HEADERS, *HOPPER_HEADERS)) | headers_in(HOPPER, ("device.cuh",))
-        file = FOLDER / ("merge.cu" if name == "merge" else "hopper_heads.cu")
-        return Source(file, "sm_90a", constants, headers | {"wgmma.cuh": wgmma_header(products)})
+        headers = headers_in(HOPPER, FOLDER) | {"wgmma.cuh": wgmma_header(products)}
+        return Source(FOLDER / "hopper_heads.cu", "sm_90a", constants, headers)
 
 
 @functools.cache

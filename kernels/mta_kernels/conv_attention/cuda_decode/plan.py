@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mta_kernels.gpu_limits import shared_memory_limit, sm_count
 from mta_kernels.nvrtc.compiler import Source, headers_in
+from mta_kernels.nvrtc.kernel import KernelDescription
 from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import Convolution
 
@@ -20,17 +21,6 @@ if TYPE_CHECKING:
     from mta_kernels.conv_attention.cuda_decode.hopper_plan import HopperConstants
 
 FOLDER = Path(__file__).parent
-HEADERS = (
-    "sm80_decode.cuh",
-    "work.cuh",
-    "layout.cuh",
-    "stream.cuh",
-    "fold.cuh",
-    "queries.cuh",
-    "parts.cuh",
-    "merge.cuh",
-    "last_program.cuh",
-)
 MOST_FEW_HEADS = 4  # of few_heads.cu
 WARP_HEADS, MOST_SHARING = 8, 2  # of many_heads.cu: of a warp, and warps of a team
 UNIT = 16  # keys: as in work.cuh
@@ -39,7 +29,6 @@ BYTES_AN_SM = 128 * 1024  # of buffers: enough on their way to keep the memory o
 WARPS_AN_SM = 8  # that have registers whatever a program takes
 FEW_IDLE = 16  # one program in so many may have no keys where heads are shared evenly: as in work.cuh
 MERGE_THREADS = 256
-MERGE_BYTES = MERGE_THREADS * 24
 
 
 @dataclass(frozen=True)
@@ -54,9 +43,32 @@ class KernelConstants:
     head_blocks: int
     paged: bool
 
+    kernel_name = "cuda_decode"
+
     @property
     def depth(self) -> int:
         return -(-self.head_dim // 16) * 16
+
+    def constants(self) -> dict[str, Any]:
+        return {
+            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
+            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "HEADS": self.heads, "SHARING": self.sharing,
+            "HEAD_BLOCKS": self.head_blocks, "PAGED": int(self.paged), "MERGE_THREADS": MERGE_THREADS,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MergeConstants:
+    """The constants of merge.cu behind a kernel."""
+
+    behind: KernelDescription
+
+    kernel_name, threads, shared_memory = "cuda_decode_merge", MERGE_THREADS, MERGE_THREADS * 24
+
+    def source(self, architecture: str) -> Source:
+        found = self.behind.source(architecture)
+        constants = {**found.constants, "SHARED_BYTES": self.shared_memory}
+        return replace(found, path=FOLDER / "merge.cu", constants=constants)
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,10 @@ class DecodeConstants(KernelConstants):
     aligned: bool
     warps: int
     stages: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
 
     @property
     def few_heads(self) -> bool:
@@ -114,17 +130,13 @@ class DecodeConstants(KernelConstants):
         taps = self.sharing * query_taps * -(-key_taps // 4) * 8 * 16
         return taps + max(queries, scratch) + self.warps * (self.heads * 8 + 2 * -(-(key_taps - 1) // 4) * 8 * 16)
 
-    def source(self, architecture: str, name: str = "decode") -> Source:
-        """Of the kernel, or of merge.cu."""
-        constants = {
-            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
-            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "FEW_HEADS": int(self.few_heads), "HEADS": self.heads,
-            "SHARING": self.sharing, "HEAD_BLOCKS": self.head_blocks, "BLOCK": self.block, "PAGED": int(self.paged),
-            "ALIGNED": int(self.aligned), "WARPS": self.warps, "STAGES": self.stages,
-            "MERGE_THREADS": MERGE_THREADS, "SHARED_BYTES": MERGE_BYTES if name == "merge" else self.shared_memory,
+    def source(self, architecture: str) -> Source:
+        constants = self.constants() | {
+            "FEW_HEADS": int(self.few_heads), "ALIGNED": int(self.aligned), "BLOCK": self.block, "WARPS": self.warps,
+            "STAGES": self.stages, "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
-        file = "merge.cu" if name == "merge" else "few_heads.cu" if self.few_heads else "many_heads.cu"
-        return Source(FOLDER / file, architecture, constants, headers_in(FOLDER, HEADERS))
+        file = "few_heads.cu" if self.few_heads else "many_heads.cu"
+        return Source(FOLDER / file, architecture, constants, headers_in(FOLDER))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import math
 from ctypes import c_float, c_int, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +21,9 @@ from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
 from mta_kernels.conv_attention.packing import document_factors, rows_that_see
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import shared_memory_limit, sm_count
-from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import machine_code
+from mta_kernels.nvrtc.kernel import Kernel, kernel
 from mta_kernels.nvrtc.structures import Rows, Weight, fields
 from mta_kernels.operation import Operation
-
-PREPARE_NAME, PREPARE_THREADS, PREPARE_BYTES = "cuda_backward_prepare", 256, 32
 
 
 class Preparation(ctypes.Structure):
@@ -117,13 +113,11 @@ def _gradients(
         at, inputs, Rows.of(grad_out), logsumexp.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr(),
         dweight.data_ptr(), plan.all_row_blocks * taps, delta.data_ptr(),
     )  # fmt: skip
-    exact_constants = constants.exact(driver.architecture(device.index))
-    prepare, backward, exact = kernels(constants, device.index)
     jobs = max(batch_heads, batch * kv_heads), 2 * NORM_PARTS
-    driver.launch(prepare, jobs, PREPARE_THREADS, PREPARE_BYTES, device.index, preparation)
-    driver.launch(backward, (plan.work_tiles, 1), constants.threads, constants.shared_memory, device.index, arguments)
-    threads, shared_memory = exact_constants.threads, exact_constants.shared_memory
-    driver.launch(exact, (batch_heads, 1), threads, shared_memory, device.index, exact_arguments)
+    prepare, backward, exact = _kernels(constants, device.index)
+    prepare.launch(jobs, preparation)
+    backward.launch((plan.work_tiles, 1), arguments)
+    exact.launch((batch_heads, 1), exact_arguments)
     dk, dv = (x.squeeze(2) if heads == kv_heads else x.sum(2) for x in (dk, dv))
     return dq, dk, dv, dweight.sum((0, 2)).view(weight.shape)
 
@@ -132,14 +126,5 @@ _plan = functools.lru_cache(256)(ChunkPlan.of)
 
 
 @functools.cache
-def kernels(constants: BackwardConstants, device: int) -> tuple[Any, Any, Any]:
-    """The three kernels on a device, compiled at the first call: seconds, unless the disk has them."""
-    architecture = driver.architecture(device)
-    exact = constants.exact(architecture)
-    return (
-        driver.load(machine_code(constants.prepare_source(architecture)), PREPARE_NAME, PREPARE_BYTES, device),
-        driver.load(
-            machine_code(constants.source(architecture)), constants.kernel_name, constants.shared_memory, device
-        ),
-        driver.load(machine_code(exact.source), exact.kernel_name, exact.shared_memory, device),
-    )
+def _kernels(constants: BackwardConstants, device: int) -> tuple[Kernel, ...]:
+    return tuple(kernel(x, device) for x in (constants.prepared, constants, constants.exact))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from mta_kernels.conv_attention.banded import banded_headers
+from mta_kernels.conv_attention.banded import FOLDER as BANDED
 from mta_kernels.conv_attention.banded.backward_exact import ExactConstants
+from mta_kernels.conv_attention.banded.structures import BandedConstants
 from mta_kernels.conv_attention.cuda_sm80.forward import beside_eights
 from mta_kernels.nvrtc.compiler import Source, headers_in
-from mta_kernels.nvrtc.structures import ELEMENTS
-from mta_kernels.operation import Convolution, key_padding
+from mta_kernels.operation import ONE_TAP, Convolution, key_padding
 
 FOLDER = Path(__file__).parent
 ON_EVERY_GPU = 128  # head dims have tiles up to here; beyond, where thread blocks have 163 KB of shared memory
@@ -32,14 +32,9 @@ class Tiles(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BackwardConstants:
+class BackwardConstants(BandedConstants):
     """The constants of backward.cu for a shape."""
 
-    dtype: torch.dtype
-    head_dim: int
-    conv: Convolution
-    causal: bool
-    spans: bool
     tiles: Tiles
 
     kernel_name = "cuda_backward"
@@ -84,31 +79,37 @@ class BackwardConstants:
         of_products = stages * product_depth * (self.places + depth) * 2
         return max(of_rows, of_products) + 16
 
-    def constants(self) -> dict[str, Any]:
-        return {
-            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
-            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "CAUSAL": int(self.causal),
-            "SPANS": int(self.spans), "MARGINS": 0, "WARPS": self.warps, "ROW_TILES": 2,
-            "COLUMN_GROUPS": self.tiles.column_groups, "KEYS": self.tiles.keys, "CHUNK": self.tiles.chunk,
-            "BLOCKS": self.tiles.blocks, "OPERANDS_IN_REGISTERS": int(self.tiles.in_registers),
-            "SHARED_BYTES": self.shared_memory,
+    def source(self, architecture: str) -> Source:
+        own = {
+            "WARPS": self.warps, "ROW_TILES": 2, "COLUMN_GROUPS": self.tiles.column_groups, "KEYS": self.tiles.keys,
+            "CHUNK": self.tiles.chunk, "BLOCKS": self.tiles.blocks,
+            "OPERANDS_IN_REGISTERS": int(self.tiles.in_registers), "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
+        return Source(FOLDER / "backward.cu", architecture, self.constants() | own, headers_in(FOLDER, BANDED))
+
+    @property
+    def prepared(self) -> BackwardPrepareConstants:
+        """The first launch's, which few of the constants change."""
+        return BackwardPrepareConstants(self.dtype, self.head_dim)
+
+    @property
+    def exact(self) -> ExactConstants:
+        """The third launch's."""
+        return ExactConstants(self.dtype, self.head_dim, self.conv, self.causal, self.spans)
+
+
+@dataclass(frozen=True)
+class BackwardPrepareConstants(BandedConstants):
+    """The constants of prepare.cu for a shape; none of the convolution's make a difference."""
+
+    conv: Convolution = ONE_TAP
+    causal: bool = True
+    spans: bool = False
+
+    kernel_name, threads, shared_memory = "cuda_backward_prepare", 256, 32
 
     def source(self, architecture: str) -> Source:
-        headers = headers_in(FOLDER, sorted(path.name for path in FOLDER.glob("*.cuh"))) | banded_headers()
-        return Source(FOLDER / "backward.cu", architecture, self.constants(), headers)
-
-    def exact(self, architecture: str) -> ExactConstants:
-        """Those of the third launch."""
-        return ExactConstants(architecture, self.dtype, self.head_dim, self.conv, self.causal, self.spans)
-
-    def prepare_source(self, architecture: str) -> Source:
-        """The preparing kernel's, which few of the constants change."""
-        constants = {
-            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim,
-            "QUERY_TAPS": 1, "KEY_TAPS": 1, "PAD": 0, "CAUSAL": 1, "SPANS": 0, "MARGINS": 0,
-        }  # fmt: skip
-        return Source(FOLDER / "prepare.cu", architecture, constants, banded_headers())
+        return Source(FOLDER / "prepare.cu", architecture, self.constants(), headers_in(FOLDER, BANDED))
 
 
 # The fastest first, up to head dim 64, up to 128 and above. The last of the first two are for the 99 KB of sm_86, sm_89

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 from ctypes import c_float, c_int, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mta_kernels.allocation import new_empty
-from mta_kernels.conv_attention.banded import banded_headers
-from mta_kernels.conv_attention.banded.structures import Inputs, Positions, heads_in_l2
+from mta_kernels.conv_attention.banded import FOLDER as BANDED
+from mta_kernels.conv_attention.banded.structures import BandedConstants, Inputs, Positions, heads_in_l2
 from mta_kernels.gpu_limits import shared_memory_limit
-from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code
+from mta_kernels.nvrtc.compiler import Source, headers_in
+from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields, in_chunks
 from mta_kernels.operation import Convolution, Operation
 
 FOLDER = Path(__file__).parent
-HEADERS = tuple(sorted(path.name for path in FOLDER.glob("*.cuh")))
 HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257, 8), 8, 17  # taps at most
 MAX_STRIDE = 1 << 26
 
@@ -50,16 +47,12 @@ def beside_eights(conv: Convolution) -> int:
 
 
 @dataclass(frozen=True)
-class ForwardConstants:
+class ForwardConstants(BandedConstants):
     """The constants of forward.cu for a shape."""
 
-    dtype: torch.dtype
-    head_dim: int
-    conv: Convolution
-    causal: bool
-    spans: bool
     shared_limit: int  # bytes that a block can have on the GPU; an SM has 1 KB more
 
+    kernel_name = "cuda_forward"
     warps = 4
     blocks = 2  # that share an SM: what is left for a thread are 255 registers
     chunk = 32  # columns of scores that registers hold at a time: 64 spill beside the rows of out
@@ -111,15 +104,12 @@ class ForwardConstants:
         return both + 2 * keys * depth * 2 + self.conv.query_taps * (beside + 1) * 128
 
     def source(self, architecture: str) -> Source:
-        constants = {
-            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
-            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "CAUSAL": int(self.causal),
-            "SPANS": int(self.spans), "MARGINS": 0, "WARPS": self.warps, "ROW_TILES": self.row_tiles,
-            "KEYS": self.keys, "CHUNK": self.chunk, "BLOCKS": self.blocks,
-            "OPERANDS_IN_REGISTERS": int(self.queries_in_registers), "SHARED_BYTES": self.shared_memory,
+        own = {
+            "WARPS": self.warps, "ROW_TILES": self.row_tiles, "KEYS": self.keys, "CHUNK": self.chunk,
+            "BLOCKS": self.blocks, "OPERANDS_IN_REGISTERS": int(self.queries_in_registers),
+            "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
-        headers = headers_in(FOLDER, HEADERS) | banded_headers()
-        return Source(FOLDER / "forward.cu", architecture, constants, headers)
+        return Source(FOLDER / "forward.cu", architecture, self.constants() | own, headers_in(FOLDER, BANDED))
 
 
 class ForwardArguments(ctypes.Structure):
@@ -155,19 +145,10 @@ def conv_attention_forward(
         operation.scale * math.log2(math.e), out.data_ptr(), logsumexp.data_ptr(),
         row_blocks, work_tiles, heads_in_l2(k, batch * heads),
     )  # fmt: skip
-    device = q.device.index
-    compiled, shared_memory = kernel(constants, device), constants.shared_memory
-    driver.launch(compiled, (work_tiles, 1), constants.threads, shared_memory, device, arguments)
+    kernel(constants, q.device.index).launch((work_tiles, 1), arguments)
     return out, logsumexp
 
 
 def in_reach(x: Tensor) -> Tensor:
     """`x`, copied if the kernels cannot load its rows: see `in_chunks` and MAX_STRIDE."""
     return in_chunks(x if x.stride(2) <= MAX_STRIDE else x.clone(memory_format=torch.contiguous_format))
-
-
-@functools.cache
-def kernel(constants: ForwardConstants, device: int) -> Any:
-    """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
-    code = machine_code(constants.source(driver.architecture(device)))
-    return driver.load(code, "cuda_forward", constants.shared_memory, device)

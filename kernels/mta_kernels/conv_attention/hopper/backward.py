@@ -20,12 +20,13 @@ from mta_kernels.conv_attention.banded.structures import Inputs, Positions
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
 from mta_kernels.conv_attention.hopper.backward_constants import BackwardConstants
 from mta_kernels.conv_attention.hopper.backward_scratch import ScratchLayout
-from mta_kernels.conv_attention.hopper.prepare import Preparation, kernel, prepare_launch
+from mta_kernels.conv_attention.hopper.prepare import Preparation, prepare_launch
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.conv_attention.packing import document_factors, rows_that_see
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import Rows, Weight, fields
 from mta_kernels.operation import Operation
 
@@ -210,15 +211,8 @@ class BackwardCall:
         self.described: tuple[int, ...] = ()
         self.scratch: int | None = None
         blocks = min(plan.work_tiles, sm_count(q.device))
-        backward = driver.Launch(
-            kernel(constants, device), (blocks, 1), constants.threads, constants.shared_memory, device,
-            *self._maps, self.arguments, follows=True,
-        )  # fmt: skip
-        exact = constants.exact
-        exactly = driver.Launch(
-            kernel(exact, device), (batch * heads, 1), exact.threads, exact.shared_memory, device, self.exact,
-            follows=True,
-        )  # fmt: skip
+        backward = kernel(constants, device).prepared((blocks, 1), *self._maps, self.arguments, follows=True)
+        exactly = kernel(constants.exact, device).prepared((batch * heads, 1), self.exact, follows=True)
         prepare = prepare_launch(constants.prepared, self.preparation, device)
         self.launches = driver.LaunchSequence(prepare, backward, exactly)
 

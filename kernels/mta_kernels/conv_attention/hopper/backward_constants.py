@@ -38,7 +38,8 @@ class BackwardConstants(TileConstants):
 
     @property
     def exact(self) -> ExactConstants:
-        return ExactConstants("sm_90a", self.dtype, self.head_dim, self.conv, self.causal, self.spans, self.margins)
+        shape = self.dtype, self.head_dim, self.conv, self.causal, self.spans
+        return ExactConstants(*shape, self.margins, architecture="sm_90a")
 
     @property
     def shared_memory(self) -> int:
@@ -58,6 +59,5 @@ class BackwardConstants(TileConstants):
             Product(self.head_dim, element, "transposed"),
         ]  # fmt: skip
 
-    @property
-    def source(self) -> Source:
+    def source(self, architecture: str = "sm_90a") -> Source:
         return hopper_source("backward.cu", self.products(), self.constants())

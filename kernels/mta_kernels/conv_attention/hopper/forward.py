@@ -13,12 +13,13 @@ from torch import Tensor
 from mta_kernels.allocation import empty, empty_like, new_empty
 from mta_kernels.call_memory import keep
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions, heads_in_l2
-from mta_kernels.conv_attention.hopper.prepare import Preparation, TileConstants, kernel, prepare_launch
+from mta_kernels.conv_attention.hopper.prepare import Preparation, TileConstants, prepare_launch
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source
+from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields
 from mta_kernels.operation import Operation
 
@@ -95,8 +96,7 @@ class ForwardConstants(TileConstants):
         ]
         return [*found, Product(self.value_dim, element, "registers")]
 
-    @property
-    def source(self) -> Source:
+    def source(self, architecture: str = "sm_90a") -> Source:
         return hopper_source("forward.cu", self.products(), self.constants())
 
 
@@ -227,10 +227,7 @@ class ForwardCall:
         self._maps, self._layout = (TensorMap * 3)(), layout
         self.described: list[TensorMap] | None = None
         self.scratch: int | None = None
-        forward = driver.Launch(
-            kernel(constants, device), (blocks, 1), constants.threads, constants.shared_memory, device,
-            *self._maps, self.arguments, follows=True,
-        )  # fmt: skip
+        forward = kernel(constants, device).prepared((blocks, 1), *self._maps, self.arguments, follows=True)
         self.launches = driver.LaunchSequence(prepare_launch(constants.prepared, self.preparation, device), forward)
 
     def describe(self, maps: list[TensorMap], q: int, k: int, v: int) -> None:

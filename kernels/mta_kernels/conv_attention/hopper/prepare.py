@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from ctypes import c_float, c_int, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from mta_kernels.conv_attention.banded.backward_plan import NORM_PARTS
+from mta_kernels.conv_attention.banded.structures import BandedConstants
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import Source, machine_code
+from mta_kernels.nvrtc.compiler import Source
+from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields
-from mta_kernels.operation import Convolution
 
 TAP_NUMBERS = 16 * 32
 
 
 @dataclass(frozen=True)
-class PrepareConstants:
-    """The constants of prepare.cu for a shape."""
+class PrepareConstants(BandedConstants):
+    """The constants of prepare.cu for a shape; neither a causal mask nor spans make a difference."""
 
-    dtype: torch.dtype
-    head_dim: int
-    conv: Convolution
+    causal: bool = True
+    spans: bool = False
     margins: bool = False
 
     kernel_name, threads, shared_memory = "hopper_prepare", 256, 32
@@ -36,23 +33,15 @@ class PrepareConstants:
         """Bytes of T of one head."""
         return self.conv.query_taps * TAP_NUMBERS * 2
 
-    def constants(self) -> dict[str, Any]:
-        return {
-            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
-            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "MARGINS": int(self.margins),
-            "CAUSAL": 1, "SPANS": 0,  # which make no difference to prepare.cu
-        }  # fmt: skip
-
     def products(self) -> list[Product]:
         return [Product(64, ELEMENTS[self.dtype])]
 
-    @property
-    def source(self) -> Source:
+    def source(self, architecture: str = "sm_90a") -> Source:
         return hopper_source("prepare.cu", self.products(), self.constants())
 
 
 @dataclass(frozen=True)
-class TileConstants:
+class TileConstants(BandedConstants):
     """The constants that forward.cu and backward.cu share for a shape; the rest is theirs.
 
     With `margins` the tensors are a tile of a larger problem. The first cq-1 rows of q feed the convolution only, and
@@ -60,11 +49,6 @@ class TileConstants:
     rows, v no such keys.
     """
 
-    dtype: torch.dtype
-    head_dim: int
-    conv: Convolution
-    causal: bool
-    spans: bool
     margins: bool = False
 
     @property
@@ -89,7 +73,7 @@ class TileConstants:
 
     @property
     def prepared(self) -> PrepareConstants:
-        return PrepareConstants(self.dtype, self.head_dim, self.conv, self.margins)
+        return PrepareConstants(self.dtype, self.head_dim, self.conv, margins=self.margins)
 
     @property
     def slabs(self) -> int:
@@ -102,8 +86,7 @@ class TileConstants:
         return 128 * (self.warpgroups + 1)
 
     def constants(self) -> dict[str, Any]:
-        own = {"CAUSAL": int(self.causal), "SPANS": int(self.spans)}
-        return {**self.prepared.constants(), **own, "WARPGROUPS": self.warpgroups, "STAGES": self.stages}
+        return {**super().constants(), "WARPGROUPS": self.warpgroups, "STAGES": self.stages}
 
 
 class Preparation(ctypes.Structure):
@@ -122,12 +105,4 @@ def prepare_launch(prepared: PrepareConstants, preparation: Preparation, device:
     backward = preparation.grad_out.start is not None
     parts = 1 + 2 * NORM_PARTS if backward else 1
     heads = preparation.heads * (preparation.batch if backward else 1)
-    return driver.Launch(
-        kernel(prepared, device), (heads, parts), prepared.threads, prepared.shared_memory, device, preparation
-    )
-
-
-@functools.cache
-def kernel(constants: Any, device: int) -> Any:
-    """The kernel of these constants on a device, compiled at the first call: seconds, unless the disk has it."""
-    return driver.load(machine_code(constants.source), constants.kernel_name, constants.shared_memory, device)
+    return kernel(prepared, device).prepared((heads, parts), preparation)

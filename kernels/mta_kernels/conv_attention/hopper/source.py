@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mta_kernels.conv_attention.banded import banded_headers
+from mta_kernels.conv_attention.banded import FOLDER as BANDED
 from mta_kernels.nvrtc.compiler import Source, headers_in
 
 FOLDER = Path(__file__).parent
-HEADERS = tuple(sorted(path.name for path in FOLDER.glob("*.cuh")))
 INSTRUCTION_TYPES = {"Half": "f16", "Bfloat16": "bf16"}
 # Of each kind of operands: the function, its A, whether it is told to add, and the instruction's last words, which are
 # the signs of A and B, and for each that lies in shared memory whether it is transposed.
@@ -39,7 +38,7 @@ class Product(NamedTuple):
 
 def hopper_source(name: str, products: Iterable[Product], constants: Mapping[str, Any]) -> Source:
     """The source `name` in this folder, for sm_90a."""
-    headers = headers_in(FOLDER, HEADERS) | banded_headers() | {"wgmma.cuh": wgmma_header(products)}
+    headers = headers_in(BANDED, FOLDER) | {"wgmma.cuh": wgmma_header(products)}
     return Source(FOLDER / name, "sm_90a", constants, headers)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 from collections.abc import Iterable
 from ctypes import c_int, c_void_p
@@ -16,8 +15,7 @@ from torch import Tensor
 from mta_kernels.allocation import empty
 from mta_kernels.multi_token_attention.bands_cuda import plan
 from mta_kernels.multi_token_attention.bands_cuda.plan import MOST_TAPS, BandConstants
-from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import machine_code
+from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import ELEMENTS, fields
 from mta_kernels.operation import Convolution
 
@@ -75,7 +73,7 @@ def convolve(
         False, x.dtype, conv, False, where.causal, where.documents is not None, sizes or plan.CONVOLVE
     )
     arguments, kept = arguments_of(constants.sizes, x, out, taps, where)
-    _launch("convolve_rows", arguments, constants, x)
+    _launch(arguments, constants, x)
     del kept
 
 
@@ -107,7 +105,7 @@ class BandsGradient:
         if self.constants.delta:
             delta = empty(*x.shape[:3], arguments.key_tiles, dtype=torch.float32, device=x.device)
             arguments.delta = delta.data_ptr()
-        _launch("convolution_gradients", arguments, self.constants, x)
+        _launch(arguments, self.constants, x)
         del kept
         return None if delta is None else delta.sum(-1)
 
@@ -147,14 +145,6 @@ def arguments_of(
     return arguments, taps
 
 
-def _launch(name: str, arguments: Arguments, constants: BandConstants, x: Tensor) -> None:
+def _launch(arguments: Arguments, constants: BandConstants, x: Tensor) -> None:
     blocks = x.shape[0] * x.shape[1] * arguments.row_tiles * arguments.key_tiles
-    compiled = kernel(name, constants, x.device)
-    driver.launch(compiled, (blocks, 1), plan.THREADS, constants.shared_memory, x.device.index, arguments)
-
-
-@functools.cache
-def kernel(name: str, constants: BandConstants, device: torch.device) -> Any:
-    """A kernel on a device, compiled at the first call: seconds, unless the disk has it."""
-    code = machine_code(constants.source(driver.architecture(device.index)))
-    return driver.load(code, name, constants.shared_memory, device.index)
+    kernel(constants, x.device.index).launch((blocks, 1), arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,7 +14,6 @@ from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import Convolution
 
 FOLDER = Path(__file__).parent
-HEADERS = ("stored.cuh", "layout.cuh", "products.cuh")
 MOST_TAPS = (8, 17)
 KEYS, THREADS = 128, 32  # of a block, which is one warp
 
@@ -49,6 +49,12 @@ class BandConstants:
     documents: bool
     sizes: Sizes
 
+    threads = THREADS
+
+    @property
+    def kernel_name(self) -> str:
+        return "convolution_gradients" if self.gradients else "convolve_rows"
+
     @functools.cached_property
     def shared_memory(self) -> int:
         """Bytes a block takes, as layout.cuh lays them out."""
@@ -57,12 +63,14 @@ class BandConstants:
         ring = self.sizes.stages * query_taps * (KEYS // 8 + beside) * 16
         return max(2 * ring, query_taps * (beside + 1) * 8 * 8 * 4) if self.gradients else ring
 
-    def source(self, architecture: str) -> Source:
-        constants = {
+    def constants(self) -> dict[str, Any]:
+        return {
             "ELEMENT": ELEMENTS[self.dtype], "QUERY_TAPS": self.conv.query_taps, "KEY_TAPS": self.conv.key_taps,
             "PAD": self.conv.pad, "CAUSAL": int(self.causal), "DOCUMENTS": int(self.documents),
             "DELTA": int(self.delta), "STAGES": self.sizes.stages, "SHARED_BYTES": self.shared_memory,
             "BLOCKS_AN_SM": self.sizes.warps,
         }  # fmt: skip
+
+    def source(self, architecture: str) -> Source:
         path = FOLDER / ("gradients.cu" if self.gradients else "convolve.cu")
-        return Source(path, architecture, constants, headers_in(FOLDER, HEADERS))
+        return Source(path, architecture, self.constants(), headers_in(FOLDER))

@@ -70,30 +70,46 @@ class StepConstants:
             return 0
         return min(MOST_STAGES, (SHARED_BYTES - self.fixed_bytes[name]) // (self.heads * self.tile_bytes))
 
-    def bytes_of(self, name: str) -> int:
-        """Shared memory of a kernel."""
-        if name == "merge":
-            return MERGE_THREADS * 16
-        return self.fixed_bytes[name] + self.stages(name) * self.heads * self.tile_bytes
 
-    def source(self, name: str, architecture: str) -> Source:
-        """Of a kernel: "keys", "values" or "merge"."""
-        pre, post = self.pre or ONE_TAP, self.post or ONE_TAP
+@dataclass(frozen=True)
+class StepKernel:
+    """One of the kernels of a step: "keys", "values" or "merge"."""
+
+    name: str
+    step: StepConstants
+
+    @property
+    def kernel_name(self) -> str:
+        return f"mta_decode_{self.name}"
+
+    @property
+    def threads(self) -> int:
+        return MERGE_THREADS if self.name == "merge" else self.step.threads
+
+    @functools.cached_property
+    def shared_memory(self) -> int:
+        """Bytes of a block."""
+        if self.name == "merge":
+            return MERGE_THREADS * 16
+        step = self.step
+        return step.fixed_bytes[self.name] + step.stages(self.name) * step.heads * step.tile_bytes
+
+    def source(self, architecture: str) -> Source:
+        step = self.step
+        pre, post = step.pre or ONE_TAP, step.post or ONE_TAP
         constants = {
-            "ELEMENT": ELEMENTS[self.dtype], "HEADS": self.heads, "HEAD_DIM": self.head_dim, "PAGED": int(self.paged),
-            "KEYS": TILE_KEYS, "STAGES": self.stages(name),
+            "ELEMENT": ELEMENTS[step.dtype], "HEADS": step.heads, "HEAD_DIM": step.head_dim, "PAGED": int(step.paged),
+            "KEYS": TILE_KEYS, "STAGES": step.stages(self.name),
             "PRE_QUERY_TAPS": pre.query_taps, "PRE_KEY_TAPS": pre.key_taps, "PRE_PAD": pre.pad,
             "POST_QUERY_TAPS": post.query_taps, "POST_KEY_TAPS": post.key_taps, "POST_PAD": post.pad,
-            "PRE_CONV": int(self.pre is not None), "PRE_MIX": int(self.pre_mix),
-            "POST_CONV": int(self.post is not None), "POST_MIX": int(self.post_mix), "MERGE_THREADS": MERGE_THREADS,
-            "SHARED_BYTES": self.bytes_of(name), **dict(zip(FLOATS, map(int, self.floats), strict=True)),
+            "PRE_CONV": int(step.pre is not None), "PRE_MIX": int(step.pre_mix),
+            "POST_CONV": int(step.post is not None), "POST_MIX": int(step.post_mix), "MERGE_THREADS": MERGE_THREADS,
+            "SHARED_BYTES": self.shared_memory, **dict(zip(FLOATS, map(int, step.floats), strict=True)),
         }  # fmt: skip
-        if name == "merge":  # so that the others are compiled once
-            constants |= {"NORM": int(self.norm), "GATE": self.gate}
-        headers = headers_in(FOLDER, ("layout.cuh", "bands.cuh")) | headers_in(
-            conv_decode.FOLDER, ("work.cuh", "sm80_decode.cuh")
-        )
-        return Source(FOLDER / f"{name}.cu", architecture, constants, headers)
+        if self.name == "merge":  # so that the others are compiled once
+            constants |= {"NORM": int(step.norm), "GATE": step.gate}
+        headers = headers_in(conv_decode.FOLDER, FOLDER)
+        return Source(FOLDER / f"{self.name}.cu", architecture, constants, headers)
 
 
 def constants_for(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 from ctypes import c_float, c_int, c_int64, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,16 +16,15 @@ from mta_kernels.gpu_limits import overlaps_launches, sm_count
 from mta_kernels.multi_token_attention.arguments import NormGate
 from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.decode_cuda.plan import (
-    MERGE_THREADS,
     StepConstants,
+    StepKernel,
     constants_for,
     has_whole_groups,
     programs_for,
 )
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.rows_cuda.rows import Matrix
-from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import machine_code
+from mta_kernels.nvrtc.kernel import Kernel, kernel
 from mta_kernels.nvrtc.structures import Weight, fields
 from mta_kernels.operation import Operation
 
@@ -100,28 +97,14 @@ def newest_row(
         arguments.table = block_table.data_ptr()
         arguments.table_stride_batch, arguments.table_stride_page = block_table.stride()
         arguments.page_bits = k_cache.shape[2].bit_length() - 1
-    keys, values, merge = kernels(constants, device)
-    keys(programs, arguments, False)
-    values(programs, arguments, True)
-    merge(batch * heads, arguments, True)
+    keys, values, merge = _kernels(constants, device.index)
+    follows = overlaps_launches(device)
+    keys.launch((programs, 1), arguments)
+    values.launch((programs, 1), arguments, follows=follows)
+    merge.launch((batch * heads, 1), arguments, follows=follows)
     return out
 
 
 @functools.cache
-def kernels(constants: StepConstants, device: torch.device) -> tuple[Callable[[int, Arguments, bool], None], ...]:
-    """What launches the kernels on a device, compiled at the first call: seconds, unless the disk has them."""
-    return tuple(_kernel(name, constants, device) for name in ("keys", "values", "merge"))
-
-
-def _kernel(name: str, constants: StepConstants, device: torch.device) -> Any:
-    index, shared_memory = device.index, constants.bytes_of(name)
-    threads = MERGE_THREADS if name == "merge" else constants.threads
-    kernel = driver.load(
-        machine_code(constants.source(name, driver.architecture(index))), f"mta_decode_{name}", shared_memory, index
-    )
-
-    def launch(blocks: int, arguments: Arguments, follows: bool) -> None:
-        early = follows and overlaps_launches(device)
-        driver.launch(kernel, (blocks, 1), threads, shared_memory, index, arguments, follows=early)
-
-    return launch
+def _kernels(constants: StepConstants, device: int) -> tuple[Kernel, ...]:
+    return tuple(kernel(StepKernel(name, constants), device) for name in ("keys", "values", "merge"))

@@ -17,7 +17,7 @@ from mta_kernels.multi_token_attention.bands_cuda import bands
 from mta_kernels.multi_token_attention.bands_cuda.bands import Arguments, Rows
 from mta_kernels.multi_token_attention.heads_cuda import heads, plan
 from mta_kernels.multi_token_attention.heads_cuda.plan import WalkConstants
-from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.kernel import SecondKernel, kernel
 from mta_kernels.operation import Convolution
 
 MERGE_THREADS, MERGE_BYTES = 128, 1024
@@ -44,9 +44,9 @@ def pre_heads(
     factors = empty(shape, dtype=torch.int32, device=x.device)
     arguments.pieces, arguments.factors = pieces.data_ptr(), factors.data_ptr()
     arguments.logsumexp, arguments.above, arguments.owned = logsumexp.data_ptr(), above, owned
-    _launch("pre_heads", arguments, constants, x)
-    merge = heads.kernel("merge_pieces", constants, x.device)
-    driver.launch(merge, (batch * rows, 1), MERGE_THREADS, MERGE_BYTES, x.device.index, arguments)
+    kernel(constants, x.device.index).launch((arguments.blocks, 1), arguments)
+    merge = kernel(SecondKernel(constants, "merge_pieces", MERGE_THREADS, MERGE_BYTES), x.device.index)
+    merge.launch((batch * rows, 1), arguments)
     del kept
     return factors
 
@@ -62,7 +62,7 @@ def post_heads(
     """
     arguments, constants, kept = _arguments("post", x, taps, conv, mix, out, where, sizes)
     arguments.factors = factors.data_ptr()
-    _launch("post_heads", arguments, constants, x)
+    kernel(constants, x.device.index).launch((arguments.blocks, 1), arguments)
     del kept
 
 
@@ -83,7 +83,7 @@ def rebuild_probabilities(
     sums = empty(shape, dtype=torch.float32, device=x.device)
     arguments.convolved, arguments.sums = convolved.data_ptr(), sums.data_ptr()
     arguments.logsumexp = logsumexp.data_ptr()
-    _launch("rebuild_probabilities", arguments, constants, x)
+    kernel(constants, x.device.index).launch((arguments.blocks, 1), arguments)
     del kept
     return sums.permute(0, 3, 2, 1), unit
 
@@ -97,7 +97,7 @@ def _arguments(
     Even tasks are longer, and with these the forward's blocks drift apart.
     """
     sizes = sizes or plan.walk_sizes(name, capability(x.device) if x.is_cuda else None)
-    constants = WalkConstants(name, x.dtype, x.shape[1], conv, where.causal, where.documents is not None, sizes)
+    constants = WalkConstants(name, x.dtype, x.shape[1], where.causal, where.documents is not None, conv, sizes)
     arguments, kept = bands.arguments_of(sizes.of_a_head, x, out, taps, where)
     if even:
         heads.make_tasks_even(arguments, constants, where, x)
@@ -105,8 +105,3 @@ def _arguments(
     arguments.mix, arguments.batch = mix.data_ptr(), x.shape[0]
     arguments.blocks = min(sm_count(x.device), x.shape[0] * arguments.row_tiles * arguments.key_tiles)
     return arguments, constants, (kept, mix)
-
-
-def _launch(name: str, arguments: Arguments, constants: WalkConstants, x: Tensor) -> None:
-    compiled, blocks = heads.kernel(name, constants, x.device), (arguments.blocks, 1)
-    driver.launch(compiled, blocks, constants.threads, constants.shared_memory, x.device.index, arguments)

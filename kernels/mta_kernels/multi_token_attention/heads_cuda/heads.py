@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 from collections.abc import Iterable, Mapping
 from ctypes import c_int, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mta_kernels.allocation import empty
-from mta_kernels.gpu_limits import capability, sm_count
+from mta_kernels.gpu_limits import sm_count
 from mta_kernels.multi_token_attention.bands_cuda import bands
 from mta_kernels.multi_token_attention.bands_cuda.bands import Rows
 from mta_kernels.multi_token_attention.heads_cuda import plan
 from mta_kernels.multi_token_attention.heads_cuda.plan import MOST_HEADS, TileConstants, WalkConstants
-from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import machine_code
+from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import fields
 from mta_kernels.operation import Convolution
-
-# By the names of sources.
-KERNELS = {
-    "probabilities": ("mix_probabilities",), "heads": ("convolve_heads",), "logits": ("differentiate_logits",),
-    "pre": ("pre_heads", "merge_pieces"), "post": ("post_heads",), "rebuild": ("rebuild_probabilities",),
-}  # fmt: skip
 
 
 class Arguments(ctypes.Structure):
@@ -53,7 +44,7 @@ def shape_unsupported(
     for name, conv in convolutions.items():
         if reason := bands.shape_unsupported(dtype, conv):
             return reason
-        needed = WalkConstants(name, dtype, heads, conv, True, False, plan.WALKS[name]).shared_memory
+        needed = WalkConstants(name, dtype, heads, True, False, conv, plan.WALKS[name]).shared_memory
         if needed > limit:
             return f"{heads} heads and {conv} taps need {needed} bytes of shared memory; a block may have {limit}"
     return None
@@ -105,7 +96,7 @@ class HeadMixings:
         The `owned` rows from `above` on count for the gradient of post_mix. `out` is other memory than x and grad.
         """
         constants = WalkConstants(
-            "heads", x.dtype, x.shape[1], self.conv, where.causal, where.documents is not None, self.heads
+            "heads", x.dtype, x.shape[1], where.causal, where.documents is not None, self.conv, self.heads
         )
         arguments, kept = bands.arguments_of(self.heads.of_a_head, x, out, self.taps, where)
         if self.even:
@@ -114,8 +105,7 @@ class HeadMixings:
         arguments.mix, arguments.parts = self.post.data_ptr(), self.parts_post.data_ptr()
         arguments.tasks = self.parts_post.shape[1]
         blocks = x.shape[0] * arguments.row_tiles * arguments.key_tiles
-        compiled = kernel(*KERNELS["heads"], constants, x.device)
-        driver.launch(compiled, (blocks, 1), constants.threads, constants.shared_memory, x.device.index, arguments)
+        kernel(constants, x.device.index).launch((blocks, 1), arguments)
         del kept
 
     def differentiate(
@@ -163,9 +153,7 @@ class HeadMixings:
         constants = TileConstants(
             name, x.dtype, x.shape[1], where.causal, where.documents is not None, self.tiles[name]
         )
-        compiled = kernel(*KERNELS[name], constants, x.device)
-        blocks, threads = (arguments.warps, 1), bands.plan.THREADS
-        driver.launch(compiled, blocks, threads, constants.shared_memory, x.device.index, arguments)
+        kernel(constants, x.device.index).launch((arguments.warps, 1), arguments)
 
 
 def make_tasks_even(arguments: bands.Arguments, constants: WalkConstants, where: Rows, x: Tensor) -> None:
@@ -176,11 +164,3 @@ def make_tasks_even(arguments: bands.Arguments, constants: WalkConstants, where:
         sm_count(x.device),
     )  # fmt: skip
     arguments.row_tiles = -(-arguments.rows // arguments.run)
-
-
-@functools.cache
-def kernel(name: str, constants: TileConstants | WalkConstants, device: torch.device) -> Any:
-    """A kernel on a device, compiled at the first call: seconds, unless the disk has it."""
-    architecture = driver.architecture(device.index) + ("a" if capability(device)[0] == 9 else "")  # for setmaxnreg
-    code = machine_code(constants.source(architecture))
-    return driver.load(code, name, constants.shared_memory, device.index)

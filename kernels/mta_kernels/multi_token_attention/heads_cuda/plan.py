@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +18,10 @@ from mta_kernels.operation import Convolution
 FOLDER = Path(__file__).parent
 MOST_HEADS = 16
 OPERANDS = {"probabilities": 1, "logits": 2}  # by the name of the source
+KERNELS = {
+    "probabilities": "mix_probabilities", "heads": "convolve_heads", "logits": "differentiate_logits",
+    "pre": "pre_heads", "post": "post_heads", "rebuild": "rebuild_probabilities",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,15 +90,31 @@ def rows_of_even_tasks(
 
 
 @dataclass(frozen=True)
-class TileConstants:
-    """The constants of probabilities.cu or logits.cu, whichever is the `name`."""
+class HeadConstants:
+    """What the constants of each kernel begin with; `name` is its source's."""
 
     name: str
     dtype: torch.dtype
     heads: int
     causal: bool
     documents: bool
+
+    @property
+    def kernel_name(self) -> str:
+        return KERNELS[self.name]
+
+    def _source(self, architecture: str, constants: dict[str, Any]) -> Source:
+        architecture += "a" if architecture == "sm_90" else ""  # for setmaxnreg
+        return Source(FOLDER / f"{self.name}.cu", architecture, constants, headers_in(bands.FOLDER, FOLDER))
+
+
+@dataclass(frozen=True)
+class TileConstants(HeadConstants):
+    """The constants of probabilities.cu or logits.cu."""
+
     sizes: Sizes
+
+    threads = bands.THREADS
 
     @functools.cached_property
     def shared_memory(self) -> int:
@@ -106,21 +127,14 @@ class TileConstants:
             "OPERANDS": OPERANDS[self.name], "CAUSAL": int(self.causal), "DOCUMENTS": int(self.documents),
             "STAGES": self.sizes.stages, "SHARED_BYTES": self.shared_memory, "BLOCKS_AN_SM": self.sizes.warps,
         }  # fmt: skip
-        own = headers_in(FOLDER, ("mixing.cuh", "tiles.cuh", "softmax.cuh"))
-        headers = {**own, **headers_in(bands.FOLDER, ("stored.cuh",))}
-        return Source(FOLDER / f"{self.name}.cu", architecture, constants, headers)
+        return self._source(architecture, constants)
 
 
 @dataclass(frozen=True)
-class WalkConstants:
-    """The constants of pre.cu, post.cu, heads.cu or rebuild.cu, whichever is the `name`."""
+class WalkConstants(HeadConstants):
+    """The constants of pre.cu, post.cu, heads.cu or rebuild.cu."""
 
-    name: str
-    dtype: torch.dtype
-    heads: int
     conv: Convolution
-    causal: bool
-    documents: bool
     sizes: WalkSizes
 
     @property
@@ -148,13 +162,8 @@ class WalkConstants:
         return self.heads * self.of_a_head.shared_memory + tiles * tile
 
     def source(self, architecture: str) -> Source:
-        of_a_head = self.of_a_head.source(architecture)
         constants = {
-            **of_a_head.constants, "HEADS": self.heads, "TILES": self.sizes.tiles,
+            **self.of_a_head.constants(), "HEADS": self.heads, "TILES": self.sizes.tiles,
             "MIXERS": self.sizes.mixers, "UNIT": self.sizes.unit, "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
-        own = ["mixing.cuh", "walk.cuh", "mixed.cuh"]
-        if self.name == "rebuild":
-            own.append("softmax.cuh")
-        headers = {**of_a_head.headers, **headers_in(FOLDER, own)}
-        return Source(FOLDER / f"{self.name}.cu", architecture, constants, headers)
+        return self._source(architecture, constants)

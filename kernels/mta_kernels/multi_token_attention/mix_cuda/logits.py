@@ -6,7 +6,6 @@ import ctypes
 import functools
 from ctypes import c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +15,13 @@ from mta_kernels.allocation import empty
 from mta_kernels.call_memory import keep
 from mta_kernels.conv_attention.hopper.source import Product
 from mta_kernels.conv_attention.hopper.tensor_maps import has_describable_strides, tensor_map
-from mta_kernels.multi_token_attention.mix_cuda.shapes import headers, shape_unsupported
+from mta_kernels.multi_token_attention.mix_cuda.shapes import shape_unsupported, source
 from mta_kernels.multi_token_attention.rows_cuda.rows import Matrix
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import Source, machine_code
+from mta_kernels.nvrtc.compiler import Source
+from mta_kernels.nvrtc.kernel import SecondKernel, kernel
 from mta_kernels.nvrtc.structures import fields
 
-FOLDER = Path(__file__).parent
-HEADERS = ("logits_layout.cuh", "logits_scores.cuh", "logits_mix.cuh")
 TILE_ROWS, BLOCK_KEYS, STEP_KEYS = 64, 64, 32  # as in logits_layout.cuh
 THREADS, FINISH_THREADS = 32 * 16, 256
 LEAST_BLOCKS = 2  # of 64 keys, that a cluster has to do
@@ -37,6 +35,8 @@ class LogitConstants:
 
     heads: int
     head_dim: int
+
+    kernel_name, threads = "mix_logits", THREADS
 
     @property
     def split(self) -> int:
@@ -72,15 +72,13 @@ class LogitConstants:
         barriers = 2 * stages + self.buffers * (rows // 16 + 4)
         return stages * slabs * STEP_KEYS * 128 + self.buffers * planes + rows * 128 + barriers * 8
 
-    @property
-    def source(self) -> Source:
+    def source(self, architecture: str = "sm_90a") -> Source:
         constants = {
             "HEADS": self.heads, "HEAD_DIM": self.head_dim, "SPLIT": self.split, "TILES": self.tiles,
             "CLUSTER": self.cluster, "BUFFERS": self.buffers, "BULK": 1, "BYTES": self.shared_memory,
             "FINISH_THREADS": FINISH_THREADS,
         }  # fmt: skip
-        found = headers([Product(STEP_KEYS, "Bfloat16", "fragments")], *HEADERS)
-        return Source(FOLDER / "logits.cu", "sm_90a", constants, found)
+        return source("logits.cu", constants, Product(STEP_KEYS, "Bfloat16", "fragments"))
 
 
 @functools.cache
@@ -172,11 +170,11 @@ def keep_logits(
 def _launch(constants: LogitConstants, q: Tensor, k: Tensor, scales: Tensor, arguments: Arguments) -> Any:
     """Both kernels laid out for the driver."""
     maps = [tensor_map(x, (1, 1, STEP_KEYS, 64)) for x in (q, k)]
-    mix, finish = kernels(constants, q.device)
-    blocks, shared, index = arguments.workers * constants.cluster, constants.shared_memory, q.device.index
+    blocks, device = arguments.workers * constants.cluster, q.device.index
+    finish = kernel(SecondKernel(constants, "finish_logits", FINISH_THREADS), device)
     return driver.LaunchSequence(
-        driver.Launch(mix, (blocks, 1), THREADS, shared, index, *maps, arguments),
-        driver.Launch(finish, (-(-scales.numel() // FINISH_THREADS), 1), FINISH_THREADS, 0, index, arguments),
+        kernel(constants, device).prepared((blocks, 1), *maps, arguments),
+        finish.prepared((-(-scales.numel() // FINISH_THREADS), 1), arguments),
     )
 
 
@@ -198,15 +196,5 @@ def _check(q: Tensor, k: Tensor, kept: Tensor, scales: Tensor, keys: int) -> Non
 @functools.cache
 def clusters_at_once(constants: LogitConstants, device: torch.device) -> int:
     """That a GPU runs at the same time: more would come after the others."""
-    mix, _ = kernels(constants, device)
-    return driver.clusters_at_once(mix, constants.cluster, THREADS, constants.shared_memory, device.index)
-
-
-@functools.cache
-def kernels(constants: LogitConstants, device: torch.device) -> tuple[Any, Any]:
-    """Both kernels on a device, compiled at the first call: seconds, unless the disk has them."""
-    code = machine_code(constants.source)
-    return (
-        driver.load(code, "mix_logits", constants.shared_memory, device.index),
-        driver.load(code, "finish_logits", 0, device.index),
-    )
+    mix = kernel(constants, device.index)
+    return driver.clusters_at_once(mix.function, constants.cluster, THREADS, constants.shared_memory, device.index)

@@ -1,14 +1,15 @@
-"""What both kernels of the forward of mixed heads take, and the headers that both include."""
+"""What both kernels of the forward of mixed heads take, and their sources."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from mta_kernels.conv_attention.hopper import source as hopper
 from mta_kernels.multi_token_attention.rows_cuda import plan as rows_plan
-from mta_kernels.nvrtc.compiler import headers_in
+from mta_kernels.nvrtc.compiler import Source, headers_in
 
 FOLDER = Path(__file__).parent
 MOST_HEADS, MOST_HEAD_DIM = 16, 128
@@ -25,13 +26,7 @@ def shape_unsupported(dtype: torch.dtype, heads: int, head_dim: int) -> str | No
     return None
 
 
-def headers(products: list[hopper.Product], *names: str) -> dict[str, str]:
-    """Headers of a kernel that uses these products: those beside it of these names, and what both kernels include."""
-    found = {"wgmma.cuh": hopper.wgmma_header(products)}
-    for folder, of_folder in (
-        (FOLDER, ("mix_instructions.cuh", *names)),
-        (rows_plan.FOLDER, ("matrix.cuh", "rows_instructions.cuh")),
-        (hopper.FOLDER, ("device.cuh",)),
-    ):
-        found |= headers_in(folder, of_folder)
-    return found
+def source(name: str, constants: dict[str, Any], product: hopper.Product) -> Source:
+    """The source of a kernel that uses this product, for sm_90a."""
+    headers = headers_in(hopper.FOLDER, rows_plan.FOLDER, FOLDER) | {"wgmma.cuh": hopper.wgmma_header([product])}
+    return Source(FOLDER / name, "sm_90a", constants, headers)

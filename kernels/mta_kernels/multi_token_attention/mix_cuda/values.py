@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from ctypes import c_int, c_int64, c_void_p
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mta_kernels.call_memory import keep
 from mta_kernels.conv_attention.hopper.tensor_maps import describable, tensor_map
 from mta_kernels.multi_token_attention.mix_cuda.shapes import shape_unsupported
-from mta_kernels.multi_token_attention.mix_cuda.values_plan import (
-    KEYS,
-    THREADS,
-    ValuesConstants,
-    constants_for,
-)
+from mta_kernels.multi_token_attention.mix_cuda.values_plan import KEYS, ValuesConstants, constants_for
 from mta_kernels.multi_token_attention.rows_cuda.rows import Matrix
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import machine_code
+from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import fields
 
 MAX_LAUNCHES = 1024
@@ -91,14 +84,4 @@ def _launch(
     by_rows = exponentials.permute(0, 2, 1, 3)  # the heads of a row side by side: no bank conflicts
     maps = tensor_map(by_rows, (1, 8, 16, KEYS)), tensor_map(v, (1, 1, KEYS, 64))
     blocks = -(-rows // constants.rows) * batch * constants.cluster
-    compiled = kernel(constants, exponentials.device)
-    shared = constants.shared_memory
-    return driver.LaunchSequence(
-        driver.Launch(compiled, (blocks, 1), THREADS, shared, exponentials.device.index, *maps, arguments)
-    )
-
-
-@functools.cache
-def kernel(constants: ValuesConstants, device: torch.device) -> Any:
-    """The kernel on a device."""
-    return driver.load(machine_code(constants.source), "mix_values", constants.shared_memory, device.index)
+    return driver.LaunchSequence(kernel(constants, exponentials.device.index).prepared((blocks, 1), *maps, arguments))

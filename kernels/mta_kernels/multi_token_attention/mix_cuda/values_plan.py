@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from mta_kernels.conv_attention.hopper.source import Product
-from mta_kernels.multi_token_attention.mix_cuda.shapes import headers
+from mta_kernels.multi_token_attention.mix_cuda.shapes import source
 from mta_kernels.nvrtc.compiler import Source
 from mta_kernels.nvrtc.structures import ELEMENTS
 
-FOLDER = Path(__file__).parent
-HEADERS = ("values_layout.cuh", "values_mixing.cuh", "values_products.cuh")
 KEYS, THREADS = 32, 512
 UNIT = 8 * 16 * KEYS * 2  # bytes: exponentials of 8 rows, 16 heads and the keys of a step
 SHARED_BYTES = 232448  # of a block, on sm_90
@@ -33,6 +30,8 @@ class ValuesConstants:
     cluster: int
     rows: int
     value_stages: int
+
+    kernel_name, threads = "mix_values", THREADS
 
     @functools.cached_property
     def bytes_beside_units(self) -> int:
@@ -54,16 +53,14 @@ class ValuesConstants:
     def shared_memory(self) -> int:
         return self.bytes_beside_units + self.units * (UNIT + 16)
 
-    @property
-    def source(self) -> Source:
+    def source(self, architecture: str = "sm_90a") -> Source:
         element = ELEMENTS[torch.bfloat16]
         constants = {
             "ELEMENT": element, "HEADS": self.heads, "HEAD_DIM": self.head_dim, "CLUSTER": self.cluster, "BULK": 1,
             "ROWS": self.rows, "UNITS": self.units, "VALUE_STAGES": self.value_stages, "PLANE_STAGES": PLANE_STAGES,
             "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
-        found = headers([Product(self.head_dim, element, "values")], *HEADERS)
-        return Source(FOLDER / "values.cu", "sm_90a", constants, found)
+        return source("values.cu", constants, Product(self.head_dim, element, "values"))
 
 
 def constants_for(heads: int, head_dim: int) -> ValuesConstants:

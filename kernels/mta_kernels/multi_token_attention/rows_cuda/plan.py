@@ -13,7 +13,6 @@ from mta_kernels.nvrtc.compiler import Source, headers_in
 from mta_kernels.nvrtc.structures import ELEMENTS
 
 FOLDER = Path(__file__).parent
-HEADERS = ("matrix.cuh", "rows_instructions.cuh", "layout.cuh", "copies.cuh", "mixing.cuh", "sums.cuh", "rows.cuh")
 CLUSTERS = (1, 2, 4, 8, 16)  # blocks that share a row
 PORTABLE = 8  # at most, unless one allows more, which an H100 has
 MOST_HEADS = {False: 64, True: 32}  # forward, and backward, whose sums of all pairs of heads must fit into registers
@@ -69,8 +68,8 @@ class RowConstants:
             "OPERANDS": 1 + self.backward, "BLOCKS": self.blocks, "TILES": tiles, "FIXED_BYTES": self.fixed_bytes,
             "KEEP": int(self.kept),
         }  # fmt: skip
-        headers = headers_in(FOLDER, HEADERS)
-        return Source(FOLDER / ("backward.cu" if self.backward else "forward.cu"), architecture, constants, headers)
+        path = FOLDER / ("backward.cu" if self.backward else "forward.cu")
+        return Source(path, architecture, constants, headers_in(FOLDER))
 
 
 @dataclass(frozen=True)
