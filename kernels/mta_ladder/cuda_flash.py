@@ -15,10 +15,10 @@ from torch import Tensor
 
 from mta_kernels.allocation import empty
 from mta_kernels.gpu_limits import cuda_capability
-from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import missing_package
+from mta_kernels.nvrtc.compiler import Source, missing_package
+from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import ALL_ELEMENTS, Rows, fields, in_chunks
-from mta_ladder.cuda_launch import Constants, device_unsupported, diagonal, kernel
+from mta_ladder.cuda_unfused import device_unsupported, diagonal, rung_source
 
 MAX_HEAD_DIM = 256
 L2_BYTES = 32 << 20  # that keys and values may take: the L2 of an A100 has 40 MB, of an H200 50
@@ -33,6 +33,7 @@ class Geometry:
     head_dim: int
     value_dim: int
 
+    kernel_name = "cuda_flash"
     warps = 4
     keys = 64  # of a tile
     stages = 1  # buffers for k, and for v
@@ -64,13 +65,13 @@ class Geometry:
         q, k, v = self.tile_bytes.values()
         return max(q + self.stages * (k + v), self.rows * v // self.keys)
 
-    @property
-    def constants(self) -> Constants:
-        return (
-            ("ELEMENT", ALL_ELEMENTS[self.dtype]), ("HEAD_DIM", self.head_dim), ("VALUE_DIM", self.value_dim),
-            ("WARPS", self.warps), ("ROW_TILES", self.row_tiles), ("KEYS", self.keys), ("STAGES", self.stages),
-            ("BLOCKS", self.blocks),
-        )  # fmt: skip
+    def source(self, architecture: str) -> Source:
+        constants = {
+            "ELEMENT": ALL_ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "VALUE_DIM": self.value_dim,
+            "WARPS": self.warps, "ROW_TILES": self.row_tiles, "KEYS": self.keys, "STAGES": self.stages,
+            "BLOCKS": self.blocks,
+        }  # fmt: skip
+        return rung_source("cuda_flash.cu", architecture, constants)
 
 
 class Arguments(ctypes.Structure):
@@ -111,8 +112,7 @@ def launch(geometry: Geometry, q: Tensor, k: Tensor, v: Tensor, *, causal: bool,
         group, queries, keys, diagonal(queries, keys, causal=causal), min(together, batch * heads),
     )  # fmt: skip
     blocks = -(-queries // geometry.rows) * batch * heads
-    compiled = kernel("cuda_flash.cu", "cuda_flash", geometry.constants, q.device.index, geometry.shared_memory)
-    driver.launch(compiled, (blocks, 1), geometry.threads, geometry.shared_memory, q.device.index, arguments)
+    kernel(geometry, q.device.index).launch((blocks, 1), arguments)
     return out
 
 

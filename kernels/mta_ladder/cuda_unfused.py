@@ -7,19 +7,56 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_float, c_int, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mta_kernels import planned
 from mta_kernels.allocation import empty
-from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import missing_package
+from mta_kernels.nvrtc.compiler import Source, headers_in, missing_package
+from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import ALL_ELEMENTS, fields
-from mta_ladder.cuda_launch import device_unsupported, diagonal, kernel
+
+FOLDER = Path(__file__).parent
+THREADS = 256  # of the blocks of all kernels here
+TILE = 64  # as in cuda_tiled.cu
+
+
+def device_unsupported(device: torch.device) -> str | None:
+    """Why no CUDA kernel runs on this device, or None."""
+    if device.type != "cuda" or (torch.version.cuda is None and not planned.gpu_at(device.index)):
+        return f"CUDA kernels need an NVIDIA GPU, not a {device.type} device"
+    return None
+
+
+def rung_source(file: str, architecture: str, constants: dict[str, Any]) -> Source:
+    """A source in this folder, for an architecture such as "sm_90"."""
+    return Source(FOLDER / file, architecture, constants, headers_in(FOLDER))
+
+
+@dataclass(frozen=True)
+class UnfusedStep:
+    """A kernel of a source."""
+
+    file: str
+    kernel_name: str
+    dtype: torch.dtype
+
+    threads, shared_memory = THREADS, 0
+
+    def source(self, architecture: str) -> Source:
+        return rung_source(self.file, architecture, {"ELEMENT": ALL_ELEMENTS[self.dtype]})
+
+
+def diagonal(queries: int, keys: int, *, causal: bool) -> int:
+    """Query i sees the keys up to i + this: the queries are the last of the sequence."""
+    return keys - queries if causal else keys
+
 
 STEPS = ("scores", "softmax_rows", "weighted_sum")  # the kernels of a source
-THREADS = 256  # of their blocks
-TILE = 64  # as in cuda_tiled.cu
 
 
 class Arguments(ctypes.Structure):
@@ -42,10 +79,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, ru
         *(x.data_ptr() for x in (q, k, v, out, scores)), scale, batch * heads, heads // k.shape[1], queries, keys,
         head_dim, value_dim, diagonal(queries, keys, causal=causal),
     )  # fmt: skip
-    source, blocks_of = SOURCES[rung]
-    constants, device = (("ELEMENT", ALL_ELEMENTS[q.dtype]),), q.device.index
+    file, blocks_of = SOURCES[rung]
     for name, blocks in zip(STEPS, blocks_of(batch * heads, queries, keys, value_dim), strict=True):
-        driver.launch(kernel(source, name, constants, device), (blocks, 1), THREADS, 0, device, arguments)
+        kernel(UnfusedStep(file, name, q.dtype), q.device.index).launch((blocks, 1), arguments)
     return out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from emulated_kernels import Emulator, launch_code
 
-from mta_kernels.multi_token_attention.heads_cuda import forward, plan
+from mta_kernels.multi_token_attention.heads_cuda import heads, plan
 from mta_kernels.nvrtc.compiler import Source
 
 
@@ -24,7 +24,7 @@ class HeadsEmulator(Emulator):
 @pytest.fixture
 def emulated_heads(monkeypatch: pytest.MonkeyPatch) -> HeadsEmulator:
     """`HeadMixings`, `pre_heads` and `post_heads` take CPU tensors in this test; the seed of threads is a field."""
-    monkeypatch.setattr(forward, "sm_count", lambda device: 3)  # persistent blocks with several tasks each
+    monkeypatch.setattr(heads, "sm_count", lambda device: 3)  # persistent blocks with several tasks each
     emulator = HeadsEmulator()
     emulator.take_over(monkeypatch)
     return emulator

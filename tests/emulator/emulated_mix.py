@@ -7,7 +7,7 @@ from emulated_hopper import tensor_map
 from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.multi_token_attention.mix_cuda import logits, values
-from mta_kernels.multi_token_attention.rows_cuda import plan as rows_plan
+from mta_kernels.multi_token_attention.rows_cuda import rows
 from mta_kernels.nvrtc.compiler import Source
 
 # As in emulated_kernels.py, with two tensor maps; one or two clusters run at once.
@@ -29,7 +29,7 @@ extern "C" const char* mix_{name}_emulated(int x, int y, int threads, int bytes,
 
 
 class MixEmulator(Emulator):
-    folders = (rows_plan.FOLDER,)
+    folders = (rows.FOLDER,)
 
     def __init__(self) -> None:
         super().__init__()

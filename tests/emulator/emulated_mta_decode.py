@@ -9,7 +9,7 @@ import pytest
 from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.conv_attention.cuda_decode import plan as conv_decode
-from mta_kernels.multi_token_attention.decode_cuda import plan, step
+from mta_kernels.multi_token_attention.decode_cuda import step
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source
 
@@ -36,7 +36,7 @@ def emulated_mta_decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNames
         emulator.launch(*args)
         fields.launched += 1
 
-    monkeypatch.setattr(plan, "unsupported", plan.shape_unsupported)
+    monkeypatch.setattr(step, "unsupported", step.shape_unsupported)
     monkeypatch.setattr(step, "sm_count", lambda device: fields.multiprocessors)
     step._kernels.cache_clear()
     emulator.take_over(monkeypatch)

@@ -10,7 +10,7 @@ import torch
 from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.multi_token_attention.rows_cuda import rows
-from mta_kernels.multi_token_attention.rows_cuda.plan import RowConstants
+from mta_kernels.multi_token_attention.rows_cuda.rows import RowConstants
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source
 

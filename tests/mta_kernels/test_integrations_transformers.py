@@ -19,7 +19,7 @@ transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install '.[transformers]'"
 )
 from mta_kernels.integrations.transformers import add_multi_token_attention  # noqa: E402
-from mta_kernels.integrations.transformers.cache import with_older_queries  # noqa: E402
+from mta_kernels.integrations.transformers.layers import with_older_queries  # noqa: E402
 from mta_kernels.integrations.transformers.options import KEYS  # noqa: E402
 
 CONV = {"pre_conv": [3, 5]}

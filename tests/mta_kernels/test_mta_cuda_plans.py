@@ -8,11 +8,10 @@ from emulated_rows import H200, emulated_rows  # noqa: F401
 
 from mta_kernels.gpu_limits import gpu_of
 from mta_kernels.multi_token_attention.bands_cuda import bands
-from mta_kernels.multi_token_attention.bands_cuda import plan as bands_plan
 from mta_kernels.multi_token_attention.heads_cuda import heads, plan
 from mta_kernels.multi_token_attention.mix_cuda import mix_values, shapes
 from mta_kernels.multi_token_attention.rows_cuda import mix_rows, rows
-from mta_kernels.multi_token_attention.rows_cuda.plan import plan_on
+from mta_kernels.multi_token_attention.rows_cuda.rows import plan_on
 from mta_kernels.nvrtc import compiler
 from mta_kernels.nvrtc.compiler import Source
 from mta_kernels.operation import Convolution
@@ -109,8 +108,8 @@ def test_convolutions_that_cannot_be_are_refused() -> None:
 
 @pytest.mark.parametrize("gradients", [False, True])
 def test_convolutions_compile_with_hardly_a_spill(gradients: bool) -> None:
-    sizes = bands_plan.GRADIENTS if gradients else bands_plan.CONVOLVE
-    constants = bands_plan.BandConstants(gradients, BF16, TAPS, gradients, True, False, sizes)
+    sizes = bands.GRADIENTS if gradients else bands.CONVOLVE
+    constants = bands.BandConstants(gradients, BF16, TAPS, gradients, True, False, sizes)
     assert most_spilled(compiled(constants.source("sm_90"))) <= 48
 
 

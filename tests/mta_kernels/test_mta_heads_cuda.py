@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mta_kernels.multi_token_attention.bands_cuda import BandsGradient
 from mta_kernels.multi_token_attention.bands_cuda.bands import Rows
-from mta_kernels.multi_token_attention.heads_cuda import HeadMixings, forward
+from mta_kernels.multi_token_attention.heads_cuda import HeadMixings, heads
 from mta_kernels.operation import Convolution
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -127,7 +127,7 @@ def check(case: Case) -> None:
     nothing = torch.full_like(scores, torch.nan)
     logsumexp = torch.full((1, case.heads, case.keys), torch.nan, device=DEVICE)
     kept, x = nothing.to(DEVICE, copy=True), scores.to(DEVICE)
-    factors = forward.pre_heads(
+    factors = heads.pre_heads(
         x, case.taps(2).to(DEVICE), case.conv, case.mix(3).to(DEVICE), kept, logsumexp, case.where(), above=case.above,
         owned=case.owned,
     )  # fmt: skip
@@ -148,7 +148,7 @@ def check(case: Case) -> None:
     assert (found - wanted).abs().max() <= eps * (1 + wanted.abs().max())
 
     out = nothing.to(DEVICE, copy=True)
-    forward.post_heads(kept, factors, case.taps(4).to(DEVICE), case.conv, case.mix(5).to(DEVICE), out, case.where())
+    heads.post_heads(kept, factors, case.taps(4).to(DEVICE), case.conv, case.mix(5).to(DEVICE), out, case.where())
     p = got.where(seen, 0).to(case.dtype)  # sums of those as stored are one
     assert (p.double().sum(-1) - 1)[..., seen.any(-1)].abs().max() <= eps
     want = torch.einsum("gh,bgij->bhij", case.mix(5).double(), case.rounded(p, case.taps(4)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mta_kernels.conv_attention.cuda_sm80 import forward
-from mta_kernels.conv_attention.cuda_sm80.backward_constants import constants_for
+from mta_kernels.conv_attention.cuda_sm80.backward import constants_for
 from mtabench.problem.inputs import DTYPES
 from mtabench.static import plans
 from mtabench.static.baseline import BETTER, NEW, SKIP, WORSE, compare

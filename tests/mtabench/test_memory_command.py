@@ -11,6 +11,7 @@ from changed_cases import with_changes
 from command_line import contents, make_runner, refused
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mta_kernels.nvrtc.kernel import Kernel
 from mta_kernels.operation import Operation
 from mtabench.commands import memory as memory_command
 from mtabench.commands.memory import parse_bytes
@@ -125,9 +126,9 @@ class Unlaunched:
 
 
 NOTHING_RUNS = {
-    "cuda-naive": ("cuda_unfused.kernel", lambda *args, **kwargs: None),
-    "cuda-tiled": ("cuda_unfused.kernel", lambda *args, **kwargs: None),
-    "cuda-flash": ("cuda_flash.kernel", lambda *args, **kwargs: None),
+    "cuda-naive": ("cuda_unfused.kernel", lambda *args: Kernel(None, 0, 0, 0)),
+    "cuda-tiled": ("cuda_unfused.kernel", lambda *args: Kernel(None, 0, 0, 0)),
+    "cuda-flash": ("cuda_flash.kernel", lambda *args: Kernel(None, 0, 0, 0)),
     "triton-pointer": ("triton_pointer._attention_pointer_kernel", Unlaunched()),
     "triton-descriptor": ("triton_descriptor._attention_descriptor_kernel", Unlaunched()),
     "triton-fmha": ("triton_fmha.launch", lambda *args, **kwargs: None),
@@ -140,7 +141,7 @@ def test_rungs_allocate_what_the_table_says(monkeypatch, impl):
 
     place, stub = NOTHING_RUNS[impl]
     monkeypatch.setattr(f"mta_ladder.{place}", stub)
-    monkeypatch.setattr("mta_kernels.nvrtc.driver.launch", lambda *args: None)
+    monkeypatch.setattr("mta_kernels.nvrtc.driver.launch", lambda *args, **options: None)
     module, options = mta_ladder._rung(impl)
     case = replace(PLAIN, impl=impl, dtype="fp16", heads=4, kv_heads=2, seq=512)
     q, k, v = (torch.zeros(1, heads, 512, 64, dtype=torch.float16) for heads in (4, 2, 2))

@@ -84,7 +84,7 @@ def is_shared(group: ProcessGroup | None) -> bool:
     """Whether there are other ranks to work with; raises TypeError for what is no process group."""
     if group is None:
         return False
-    from mta_kernels.conv_attention.context_parallel.agreement import check_group
+    from mta_kernels.conv_attention.context_parallel.attention import check_group
 
     check_group(group)
     return group.size() > 1

@@ -20,14 +20,19 @@ def fields(kind: Any, names: str) -> tuple[tuple[str, Any], ...]:
 
 
 class Rows(ctypes.Structure):
-    """`struct Rows` of exact.cuh, tiles.cuh and cuda_flash.cu: `[B, heads, rows, D]` by its strides in numbers."""
+    """`struct Rows` of exact.cuh, tiles.cuh, cuda_flash.cu and decode_cuda/layout.cuh: `[B, heads, rows, D]`."""
 
     _fields_ = (("start", c_void_p), *fields(c_int64, "stride_batch stride_head stride_row"))
 
     @classmethod
     def of(cls, x: Tensor) -> Rows:
-        """`x`, whose rows are contiguous."""
+        """`x`, whose rows are contiguous, by its strides in numbers."""
         return cls(x.data_ptr(), *x.stride()[:3])
+
+    @classmethod
+    def in_bytes(cls, x: Tensor) -> Rows:
+        """The same by its strides in bytes, of numbers of two."""
+        return cls(x.data_ptr(), *(2 * stride for stride in x.stride()[:3]))
 
 
 def in_chunks(x: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from mta_kernels.gpu_limits import absent, cuda_capability
-from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code, missing_package
+from mta_kernels.nvrtc.compiler import Source, headers_in, missing_package
+from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import ALL_ELEMENTS
 
 FOLDER = Path(__file__).parent
@@ -100,22 +100,30 @@ class Shape:
             "decode.cu": decode,
         }
 
-    def source(self, name: str, architecture: str) -> Source:
-        """The source `name` for "sm_80" and so on."""
+
+@dataclass(frozen=True)
+class ConvKernel:
+    """A kernel of a source."""
+
+    shape: Shape
+    file: str
+    kernel_name: str
+
+    threads = THREADS
+
+    @functools.cached_property
+    def shared_memory(self) -> int:
+        return self.shape.shared_memory[self.file]
+
+    def source(self, architecture: str) -> Source:
+        shape = self.shape
         constants = {
-            "ELEMENT": ALL_ELEMENTS[self.dtype], "TENSOR_CORES": int(self.dtype.itemsize == 2),
-            "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.query_taps, "KEY_TAPS": self.key_taps,
+            "ELEMENT": ALL_ELEMENTS[shape.dtype], "TENSOR_CORES": int(shape.dtype.itemsize == 2),
+            "HEAD_DIM": shape.head_dim, "QUERY_TAPS": shape.query_taps, "KEY_TAPS": shape.key_taps,
         }  # fmt: skip
-        return Source(FOLDER / name, architecture, constants, headers_in(FOLDER))
+        return Source(FOLDER / self.file, architecture, constants, headers_in(FOLDER))
 
 
-def launch(shape: Shape, name: str, kernel: str, blocks: int, device: torch.device, arguments: Any) -> None:
-    """Launch a kernel of the source `name` on PyTorch's current stream; compiled at the first call, in seconds."""
-    loaded = _kernel(shape, name, kernel, device.index)
-    driver.launch(loaded, (blocks, 1), THREADS, shape.shared_memory[name], device.index, arguments)
-
-
-@functools.cache
-def _kernel(shape: Shape, name: str, kernel: str, device: int) -> Any:
-    code = machine_code(shape.source(name, driver.architecture(device)))
-    return driver.load(code, kernel, shape.shared_memory[name], device)
+def launch(shape: Shape, file: str, name: str, blocks: int, device: torch.device, arguments: Any) -> None:
+    """Launch the kernel `name` of a source on PyTorch's current stream."""
+    kernel(ConvKernel(shape, file, name), device.index).launch((blocks, 1), arguments)

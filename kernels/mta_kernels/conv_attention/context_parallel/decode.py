@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mta_kernels.conv_attention.backends import BACKENDS
-from mta_kernels.conv_attention.context_parallel.agreement import check_agreement, shape_facts
+from mta_kernels.conv_attention.context_parallel.attention import check_agreement, shape_facts
 from mta_kernels.conv_attention.context_parallel.eager import sum_dtype
 from mta_kernels.conv_attention.context_parallel.layout import cache_margins
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks, Ranks

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.context_parallel.eager import sum_dtype
-from mta_kernels.conv_attention.context_parallel.halo import narrow, widen
-from mta_kernels.conv_attention.context_parallel.ranks import Ranks
+from mta_kernels.conv_attention.context_parallel.ranks import Ranks, narrow, widen
 from mta_kernels.conv_attention.context_parallel.tiles import Problem, Tile, tiles
 from mta_kernels.operation import Operation
 

@@ -7,7 +7,7 @@ import torch
 from mta_kernels.backend import Backend, Request
 from mta_kernels.conv_attention.cuda_decode import decode
 from mta_kernels.conv_attention.cuda_sm80 import backward, forward
-from mta_kernels.conv_attention.cuda_sm80.backward_constants import ON_EVERY_GPU, no_room
+from mta_kernels.conv_attention.cuda_sm80.backward import ON_EVERY_GPU, no_room
 from mta_kernels.gpu_limits import absent, capability, cuda_capability, shared_memory_limit
 from mta_kernels.nvrtc.compiler import missing_package
 from mta_kernels.torch_compile import cached_constant, statically_true

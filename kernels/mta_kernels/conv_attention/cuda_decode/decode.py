@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from ctypes import c_float, c_int, c_int64, c_void_p
 
 import torch
@@ -13,7 +14,6 @@ from mta_kernels import planned
 from mta_kernels.allocation import empty
 from mta_kernels.backend import size_unsupported
 from mta_kernels.conv_attention.arguments import check_block_table, check_splits
-from mta_kernels.conv_attention.cuda_decode.arrivals import arrivals
 from mta_kernels.conv_attention.cuda_decode.hopper_plan import (
     HopperConstants,
     are_describable,
@@ -27,6 +27,34 @@ from mta_kernels.gpu_limits import overlaps_launches
 from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import ELEMENTS, Weight, fields
 from mta_kernels.operation import Operation
+
+SPARE = 1 << 17  # counts set to zero ahead, half a MiB
+
+_lock = threading.Lock()
+_of_stream: dict[tuple[torch.device, int], Tensor] = {}
+_spare: dict[torch.device, Tensor] = {}
+_captured: list[Tensor] = []  # kept
+
+
+def arrivals(count: int, device: torch.device) -> Tensor:
+    """`[count]` int32 zeros that the kernel leaves as zeros, on the current stream of a device."""
+    if device.type != "cuda" or planned.gpu_at(device.index):  # in the tests' emulator, or without a GPU
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    with _lock:
+        spare = _spare.get(device)
+        if torch.cuda.is_current_stream_capturing():
+            if spare is None or len(spare) < count:
+                return torch.zeros(count, dtype=torch.int32, device=device)  # a small kernel of the graph
+            _spare[device] = spare[count:]
+            _captured.append(spare[:count])
+            return _captured[-1]
+        if spare is None or len(spare) < SPARE // 2:
+            _spare[device] = torch.zeros(SPARE, dtype=torch.int32, device=device)
+        key = (device, torch._C._cuda_getCurrentRawStream(device.index))
+        mine = _of_stream.get(key)
+        if mine is None or len(mine) < count:
+            mine = _of_stream[key] = torch.zeros(max(count, 1024), dtype=torch.int32, device=device)
+        return mine
 
 
 def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:

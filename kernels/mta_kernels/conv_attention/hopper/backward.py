@@ -7,6 +7,7 @@ import functools
 import math
 import operator
 from ctypes import c_float, c_int, c_void_p
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,21 +15,125 @@ from torch import Tensor
 from mta_kernels.allocation import empty, empty_like, new_empty
 from mta_kernels.backend import Gradients
 from mta_kernels.call_memory import keep
-from mta_kernels.conv_attention.banded.backward_exact import ExactArguments
-from mta_kernels.conv_attention.banded.backward_plan import ALIGNED, ChunkPlan, Chunks
+from mta_kernels.conv_attention.banded.backward_plan import (
+    ALIGNED,
+    NORM_PARTS,
+    ChunkPlan,
+    Chunks,
+    ExactArguments,
+    ExactConstants,
+)
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
-from mta_kernels.conv_attention.hopper.backward_constants import BackwardConstants
-from mta_kernels.conv_attention.hopper.backward_scratch import ScratchLayout
-from mta_kernels.conv_attention.hopper.prepare import Preparation, prepare_launch
+from mta_kernels.conv_attention.hopper.forward import ROWS, SLAB
+from mta_kernels.conv_attention.hopper.prepare import Preparation, TileConstants, prepare_launch
+from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.conv_attention.packing import document_factors, rows_that_see
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import Source
 from mta_kernels.nvrtc.kernel import kernel
-from mta_kernels.nvrtc.structures import Rows, Weight, fields
+from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields
 from mta_kernels.operation import Operation
+
+SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows above a warpgroup's own
+
+
+class BackwardConstants(TileConstants):
+    """The constants of backward.cu for a shape."""
+
+    kernel_name = "hopper_backward"
+
+    @property
+    def stages(self) -> int:
+        """Two are what there is room for above head dim 64; below, a fourth takes no less time than three."""
+        return 3 if self.head_dim <= 64 else 2
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that a block computes whole, of those of its warpgroups."""
+        return self.warpgroups * ROWS - 2 * (self.conv.query_taps - 1)
+
+    @property
+    def places(self) -> int:
+        """PLACES of backward_products.cuh: 128 a warpgroup."""
+        return 128 * self.warpgroups
+
+    def products_of_rows(self, rows: int) -> int:
+        """None: a row block writes dq itself."""
+        return 0
+
+    @property
+    def exact(self) -> ExactConstants:
+        shape = self.dtype, self.head_dim, self.conv, self.causal, self.spans
+        return ExactConstants(*shape, self.margins, architecture="sm_90a")
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes a block takes, as backward_layout.cuh lays them out."""
+        tiles = (2 * self.warpgroups + 3 * self.stages) * self.slabs
+        scores, grads = (2 if self.head_dim <= 64 else 1) * (ROWS + SCORES_ABOVE), ROWS + GRADS_ABOVE
+        buffers = (self.warpgroups * 10 * (scores + grads) + 8 * (SCORES_ABOVE + GRADS_ABOVE)) * 16
+        rows = tiles * SLAB + buffers + 2 * self.prepared.tap_bytes
+        product_stages = min(rows // ((self.places // 64 + self.slabs) * SLAB), 4)
+        return rows + (2 * self.stages + 2 * product_stages + 12) * 8 + 32
+
+    def products(self) -> list[Product]:
+        element = ELEMENTS[self.dtype]
+        return [
+            Product(64, element), Product(32, "Half"), Product(32, "Half", "fragments"),
+            Product(24, "Half", "transposed"), Product(self.head_dim, element, "registers"),
+            Product(self.head_dim, element, "transposed"),
+        ]  # fmt: skip
+
+    def source(self, architecture: str = "sm_90a") -> Source:
+        return hopper_source("backward.cu", self.products(), self.constants())
+
+
+SCRATCH_ALIGNED = 256  # bytes, at multiples of which the parts of the scratch begin
+
+
+class ScratchLayout(NamedTuple):
+    """Where in the scratch, whose start is p and then ds, the rest begins, and where it ends, in bytes."""
+
+    stored: int  # p and ds `[2, slots, pitch / 32, rows of a chunk, 32]`, in q's dtype
+    prepared: dict[str, int]  # what prepare.cu writes, by the names of `Preparation` and `BackwardArguments`
+    ds_unit: int
+    counters: int  # of the scheduler, and one a query head
+    dweight: int  # of each block of rows and warpgroup
+    sums: int  # of dk, float32, where they are rounded in the end; 0 where the caller is given them
+    last_sums: int  # of dv
+    end: int
+
+    @classmethod
+    def of(
+        cls, constants: BackwardConstants, plan: ChunkPlan, batch: int, heads: int, kv_heads: int, query_rows: int,
+        sum_rows: int,
+    ) -> ScratchLayout:  # fmt: skip
+        """The scratch of a call; `sum_rows` are those of dk's sums, if they are in it."""
+        stored = 2 * 2 * plan.slots * plan.row_blocks * constants.block_rows * plan.pitch
+        numbers = {
+            "taps": heads * constants.prepared.tap_bytes // 4, "taps_back": heads * constants.prepared.tap_bytes // 4,
+            "weight_scale": heads,
+            "value_norms": batch * kv_heads * NORM_PARTS,
+            "grad_norms": (1 + constants.margins) * batch * heads * NORM_PARTS,  # and those of out
+            "delta": batch * heads * query_rows, "exact_rows": batch * heads,
+            "ds_unit": batch * heads, "counters": plan.counters + heads,
+            "dweight": batch * heads * plan.all_row_blocks * constants.warpgroups * math.prod(constants.conv.taps),
+            "sums": sum_rows * constants.head_dim, "last_sums": sum_rows * constants.head_dim,
+        }  # fmt: skip
+        starts, at = {}, stored
+        for name, count in numbers.items():
+            starts[name] = at
+            at += -(-4 * count // SCRATCH_ALIGNED) * SCRATCH_ALIGNED
+        apart = map(starts.pop, ("ds_unit", "counters", "dweight", "sums", "last_sums"))
+        ds_unit, counters, dweight, sums, last_sums = apart
+        if not sum_rows:
+            sums = last_sums = 0
+        return cls(stored, starts, ds_unit, counters, dweight, sums, last_sums, at)
+
 
 _launches: dict[tuple, BackwardLaunches] = {}
 

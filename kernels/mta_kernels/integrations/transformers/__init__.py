@@ -3,8 +3,7 @@
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from mta_kernels.integrations.transformers.attention import mta_attention_forward
-from mta_kernels.integrations.transformers.cache import reserve_states
-from mta_kernels.integrations.transformers.layers import add_multi_token_attention, watch_registrations
+from mta_kernels.integrations.transformers.layers import add_multi_token_attention, reserve_states, watch_registrations
 from mta_kernels.integrations.transformers.masks import mta_mask
 from mta_kernels.integrations.transformers.options import NAME
 

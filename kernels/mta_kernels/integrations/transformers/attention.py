@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from mta_kernels.integrations.transformers.cache import with_older_queries
-from mta_kernels.integrations.transformers.layers import is_attention
+from mta_kernels.integrations.transformers.layers import is_attention, with_older_queries
 from mta_kernels.integrations.transformers.masks import Layout
 from mta_kernels.integrations.transformers.options import options_of
 from mta_kernels.multi_token_attention import MultiTokenAttention

@@ -3,21 +3,84 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Iterable
 from ctypes import c_int, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mta_kernels.allocation import empty
-from mta_kernels.multi_token_attention.bands_cuda import plan
-from mta_kernels.multi_token_attention.bands_cuda.plan import MOST_TAPS, BandConstants
+from mta_kernels.nvrtc.compiler import Source, headers_in
 from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import ELEMENTS, fields
 from mta_kernels.operation import Convolution
+
+FOLDER = Path(__file__).parent
+MOST_TAPS = (8, 17)
+KEYS, THREADS = 128, 32  # of a block, which is one warp
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Rows of a warp, about, stages of its ring, and warps for which an SM has registers."""
+
+    rows: int
+    stages: int
+    warps: int
+
+
+def rows_of_turns(turns: int, query_taps: int) -> int:
+    """Rows of a task which fill so many turns, of `query_taps` rows each, together with its halo."""
+    return turns * query_taps - (query_taps - 1)
+
+
+# A warp reads QUERY_TAPS - 1 rows more than its own; the fewer these are, the more evenly SMs are busy at the end.
+CONVOLVE = Sizes(50, 3, 16)
+GRADIENTS = Sizes(104, 2, 12)
+
+
+@dataclass(frozen=True)
+class BandConstants:
+    """The constants of convolve.cu, or with `gradients` of gradients.cu."""
+
+    gradients: bool
+    dtype: torch.dtype
+    conv: Convolution
+    delta: bool
+    causal: bool
+    documents: bool
+    sizes: Sizes
+
+    threads = THREADS
+
+    @property
+    def kernel_name(self) -> str:
+        return "convolution_gradients" if self.gradients else "convolve_rows"
+
+    @functools.cached_property
+    def shared_memory(self) -> int:
+        """Bytes a block takes, as layout.cuh lays them out."""
+        query_taps, key_taps, pad = self.conv.query_taps, self.conv.key_taps, self.conv.pad
+        beside = -(-pad // 8) + -(-(key_taps - 1 - pad) // 8)
+        ring = self.sizes.stages * query_taps * (KEYS // 8 + beside) * 16
+        return max(2 * ring, query_taps * (beside + 1) * 8 * 8 * 4) if self.gradients else ring
+
+    def constants(self) -> dict[str, Any]:
+        return {
+            "ELEMENT": ELEMENTS[self.dtype], "QUERY_TAPS": self.conv.query_taps, "KEY_TAPS": self.conv.key_taps,
+            "PAD": self.conv.pad, "CAUSAL": int(self.causal), "DOCUMENTS": int(self.documents),
+            "DELTA": int(self.delta), "STAGES": self.sizes.stages, "SHARED_BYTES": self.shared_memory,
+            "BLOCKS_AN_SM": self.sizes.warps,
+        }  # fmt: skip
+
+    def source(self, architecture: str) -> Source:
+        path = FOLDER / ("gradients.cu" if self.gradients else "convolve.cu")
+        return Source(path, architecture, self.constants(), headers_in(FOLDER))
 
 
 class Arguments(ctypes.Structure):
@@ -62,16 +125,14 @@ def shape_unsupported(dtype: torch.dtype, conv: Convolution) -> str | None:
 
 
 def convolve(
-    x: Tensor, out: Tensor, taps: Tensor, conv: Convolution, where: Rows, *, sizes: plan.Sizes | None = None
+    x: Tensor, out: Tensor, taps: Tensor, conv: Convolution, where: Rows, *, sizes: Sizes | None = None
 ) -> None:  # fmt: skip
     """`out` is the convolution of `x` by `taps [H, cq, ck]`, both `[B, H, rows, pitch]` contiguous, fp16 or bf16.
 
     Rows beyond the chunk, or of another document, count as zeros. `sizes` override what would be chosen, for
     measurements. Nothing waits for the GPU; the same call gives the same bits.
     """
-    constants = BandConstants(
-        False, x.dtype, conv, False, where.causal, where.documents is not None, sizes or plan.CONVOLVE
-    )
+    constants = BandConstants(False, x.dtype, conv, False, where.causal, where.documents is not None, sizes or CONVOLVE)
     arguments, kept = arguments_of(constants.sizes, x, out, taps, where)
     _launch(arguments, constants, x)
     del kept
@@ -82,11 +143,11 @@ class BandsGradient:
 
     def __init__(
         self, taps: Tensor, conv: Convolution, dtype: torch.dtype, causal: bool, documents: bool, batch: int,
-        chunks: Iterable[tuple[int, int]], *, delta: bool, sizes: plan.Sizes | None = None,
+        chunks: Iterable[tuple[int, int]], *, delta: bool, sizes: Sizes | None = None,
     ) -> None:  # fmt: skip
         """Of `chunks` with so many rows and keys (`rows`, `pitch`), and up to `batch` sequences."""
         self.taps, self.conv = taps.to(dtype).contiguous(), conv
-        sizes = sizes or plan.GRADIENTS
+        sizes = sizes or GRADIENTS
         self.constants = BandConstants(True, dtype, conv, delta, causal, documents, sizes)
         heads, device = taps.shape[0], taps.device
         shape = batch * heads, most_tasks(sizes, conv.query_taps, chunks), *conv.taps
@@ -115,19 +176,19 @@ class BandsGradient:
         return self.partial.unflatten(0, (-1, heads)).sum((0, 2))
 
 
-def tiles_of(sizes: plan.Sizes, query_taps: int, rows: int, pitch: int) -> tuple[int, int, int]:
+def tiles_of(sizes: Sizes, query_taps: int, rows: int, pitch: int) -> tuple[int, int, int]:
     """Rows of a warp, and how many warps share rows and keys."""
-    run = plan.rows_of_turns(-(-sizes.rows // query_taps), query_taps)
-    return run, -(-rows // run), -(-pitch // plan.KEYS)
+    run = rows_of_turns(-(-sizes.rows // query_taps), query_taps)
+    return run, -(-rows // run), -(-pitch // KEYS)
 
 
-def most_tasks(sizes: plan.Sizes, query_taps: int, chunks: Iterable[tuple[int, int]]) -> int:
+def most_tasks(sizes: Sizes, query_taps: int, chunks: Iterable[tuple[int, int]]) -> int:
     """Of a head, of chunks with so many rows and keys."""
     return max(math.prod(tiles_of(sizes, query_taps, *chunk)[1:]) for chunk in chunks)
 
 
 def arguments_of(
-    sizes: plan.Sizes, x: Tensor, out: Tensor, taps: Tensor, where: Rows
+    sizes: Sizes, x: Tensor, out: Tensor, taps: Tensor, where: Rows
 ) -> tuple[Arguments, Any]:  # fmt: skip
     """What both kernels take, and tensors to keep until the launch."""
     _, heads, rows, pitch = x.shape

@@ -26,7 +26,6 @@ from mta_kernels.multi_token_attention.decode.keys import _mta_decode_convolved_
 from mta_kernels.multi_token_attention.decode.plan import Launch, OfScores, Plan, band, plan
 from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.decode.values import _mta_decode_merge_kernel, _mta_decode_values_kernel
-from mta_kernels.multi_token_attention.decode_cuda import plan as decode_cuda
 from mta_kernels.multi_token_attention.decode_cuda import step as cuda_step
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.norm_gate import norm_and_gate
@@ -68,7 +67,7 @@ def newest_row(
     keys = cdiv(capacity, 16) * 16
     logits = empty(batch, heads, 1, keys, dtype=dtype, device=device) if state is None else state.logits
     caches = q_window, k_cache, v_cache
-    if decode_cuda.unsupported(operation, *caches) is None:
+    if cuda_step.unsupported(operation, *caches) is None:
         with on_device_of(q_window):
             return cuda_step.newest_row(operation, *caches, mixers, after, lengths, state, block_table, count, logits)
     chosen = plan(*shape, device, count)
@@ -113,7 +112,7 @@ def _constants(
         "POST_CONV": operation.post_conv is not None, "POST_QUERY_TAPS": post.query_taps,
         "POST_KEY_TAPS": post.key_taps, "POST_PAD": post.pad, "BEFORE": before, "SPAN": span,
         "POST_MIX": mixers.post_mix is not None, "SLOTS": logits.shape[2],
-        "WIDE": decode_cuda.has_whole_groups(logits),
+        "WIDE": cuda_step.has_whole_groups(logits),
         "DEPENDENT_LAUNCH": dependent_launches(q_window), "PRECISION": dot_precision(dtype),
     }  # fmt: skip
 

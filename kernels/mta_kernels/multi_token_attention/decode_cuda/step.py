@@ -5,38 +5,189 @@ from __future__ import annotations
 import ctypes
 import functools
 from ctypes import c_float, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mta_kernels.allocation import empty
+from mta_kernels.conv_attention.cuda_decode import plan as conv_decode
 from mta_kernels.conv_attention.cuda_decode.decode import Lengths
-from mta_kernels.conv_attention.cuda_decode.plan import has_whole_chunks
-from mta_kernels.gpu_limits import overlaps_launches, sm_count
+from mta_kernels.conv_attention.cuda_decode.plan import FEWEST_KEYS, has_whole_chunks
+from mta_kernels.gpu_limits import capability, overlaps_launches, shared_memory_limit, sm_count
 from mta_kernels.multi_token_attention.arguments import NormGate
 from mta_kernels.multi_token_attention.decode.state import DecodeState
-from mta_kernels.multi_token_attention.decode_cuda.plan import (
-    StepConstants,
-    StepKernel,
-    constants_for,
-    has_whole_groups,
-    programs_for,
-)
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.rows_cuda.rows import Matrix
+from mta_kernels.nvrtc.compiler import Source, headers_in, missing_package
 from mta_kernels.nvrtc.kernel import Kernel, kernel
-from mta_kernels.nvrtc.structures import Weight, fields
-from mta_kernels.operation import Operation
+from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields
+from mta_kernels.operation import ONE_TAP, Convolution, Operation
+
+FOLDER = Path(__file__).parent
+SHARED_BYTES = 227 * 1024  # that a block must be able to have; a step of few heads would do with less
+FEWEST_HEADS, MOST_HEADS, MOST_HEAD_DIM, MOST_TAPS = 8, 16, 128, 16
+KERNELS = ("mta_decode_keys", "mta_decode_values")
+FLOATS = "PRE_TAPS_FLOAT", "PRE_MIX_FLOAT", "POST_TAPS_FLOAT", "POST_MIX_FLOAT"
+TURN = 128  # keys, as in layout.cuh
+MERGE_THREADS = 512
+TILE_KEYS = 16
+MOST_STAGES = 5
+BAND_BYTES = 128  # as in bands.cuh
 
 
-class Rows(ctypes.Structure):
-    """`struct Rows` of layout.cuh."""
+@dataclass(frozen=True)
+class StepConstants:
+    """The constants of the kernels, as layout.cuh explains them."""
 
-    _fields_ = (("start", c_void_p), *fields(c_int64, "stride_batch stride_head stride_row"))
+    dtype: torch.dtype
+    heads: int
+    head_dim: int
+    paged: bool
+    pre: Convolution | None
+    pre_mix: bool
+    post: Convolution | None
+    post_mix: bool
+    floats: tuple[bool, bool, bool, bool] = (False,) * 4  # whether these four parts are float32
+    norm: bool = False
+    gate: int = 0  # 1 for one of a number a head, 2 for one of a number a head dim
 
-    @classmethod
-    def of(cls, x: Tensor) -> Rows:
-        return cls(x.data_ptr(), *(2 * stride for stride in x.stride()[:3]))
+    @property
+    def threads(self) -> int:
+        return 32 * self.heads
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of a warp's tile of rows."""
+        chunks = self.head_dim // 8
+        return TILE_KEYS * 16 * (chunks if chunks % 8 == 0 else chunks + 1)
+
+    @property
+    def fixed_bytes(self) -> dict[str, int]:
+        """Shared memory of keys.cu and of values.cu beside their rings."""
+        before, after = ((step or ONE_TAP).query_taps for step in (self.pre, self.post))
+        keys = before * (4 * (16 + TURN) + (1 + self.floats[0]) * BAND_BYTES) + 2 * (TURN + 4) * 4 + 16 * 8
+        values = (1 + self.post_mix) * (TURN * 2 + 16) + after * BAND_BYTES + 16 * 4 + 2 * 16 * 8
+        return {"keys": self.heads * keys + 32 * 32, "values": self.heads * values}
+
+    def stages(self, name: str) -> int:
+        """Tiles of a warp, on their way or multiplied; merge.cu has none."""
+        if name == "merge":
+            return 0
+        return min(MOST_STAGES, (SHARED_BYTES - self.fixed_bytes[name]) // (self.heads * self.tile_bytes))
+
+
+@dataclass(frozen=True)
+class StepKernel:
+    """One of the kernels of a step: "keys", "values" or "merge"."""
+
+    name: str
+    step: StepConstants
+
+    @property
+    def kernel_name(self) -> str:
+        return f"mta_decode_{self.name}"
+
+    @property
+    def threads(self) -> int:
+        return MERGE_THREADS if self.name == "merge" else self.step.threads
+
+    @functools.cached_property
+    def shared_memory(self) -> int:
+        """Bytes of a block."""
+        if self.name == "merge":
+            return MERGE_THREADS * 16
+        step = self.step
+        return step.fixed_bytes[self.name] + step.stages(self.name) * step.heads * step.tile_bytes
+
+    def source(self, architecture: str) -> Source:
+        step = self.step
+        pre, post = step.pre or ONE_TAP, step.post or ONE_TAP
+        constants = {
+            "ELEMENT": ELEMENTS[step.dtype], "HEADS": step.heads, "HEAD_DIM": step.head_dim, "PAGED": int(step.paged),
+            "KEYS": TILE_KEYS, "STAGES": step.stages(self.name),
+            "PRE_QUERY_TAPS": pre.query_taps, "PRE_KEY_TAPS": pre.key_taps, "PRE_PAD": pre.pad,
+            "POST_QUERY_TAPS": post.query_taps, "POST_KEY_TAPS": post.key_taps, "POST_PAD": post.pad,
+            "PRE_CONV": int(step.pre is not None), "PRE_MIX": int(step.pre_mix),
+            "POST_CONV": int(step.post is not None), "POST_MIX": int(step.post_mix), "MERGE_THREADS": MERGE_THREADS,
+            "SHARED_BYTES": self.shared_memory, **dict(zip(FLOATS, map(int, step.floats), strict=True)),
+        }  # fmt: skip
+        if self.name == "merge":  # so that the others are compiled once
+            constants |= {"NORM": int(step.norm), "GATE": step.gate}
+        headers = headers_in(conv_decode.FOLDER, FOLDER)
+        return Source(FOLDER / f"{self.name}.cu", architecture, constants, headers)
+
+
+def constants_for(
+    operation: Operation, q: Tensor, mixers: Mixers, after: NormGate, block_table: Tensor | None
+) -> StepConstants:  # fmt: skip
+    """Of a step whose arguments `unsupported` has no reason against."""
+    gate = 0 if after.gate_weight is None else 1 if after.gate_weight.shape[0] == 1 else 2
+    return StepConstants(
+        q.dtype, q.shape[1], q.shape[3], block_table is not None, operation.pre_conv, mixers.pre_mix is not None,
+        operation.post_conv, mixers.post_mix is not None, _floats(mixers),
+        after.norm_weight is not None, gate,
+    )  # fmt: skip
+
+
+def _floats(mixers: Mixers) -> tuple[bool, bool, bool, bool]:
+    pre_taps, pre_mix, post_taps, post_mix = (x is not None and x.dtype == torch.float32 for x in mixers)
+    return pre_taps, pre_mix, post_taps, post_mix
+
+
+def has_whole_groups(logits: Tensor) -> bool:
+    """Whether 8 neighbouring keys' logits, from a multiple of 8 on, always lie so in memory, in rows of such groups."""
+    return logits.stride(3) == 1 and all(n % 8 == 0 for n in (logits.shape[3], *logits.stride()[:3]))
+
+
+def unsupported(operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
+    """Why these kernels cannot take a step, or None if they can."""
+    if not q_window.is_cuda or capability(q_window.device) < (8, 0):
+        return "they need an NVIDIA GPU from sm_80 on"
+    if shared_memory_limit(q_window.device) < SHARED_BYTES:
+        return f"they need a GPU with {SHARED_BYTES // 1024} KB of shared memory for a block"
+    return missing_package(q_window.device) or shape_unsupported(operation, q_window, k_cache, v_cache)
+
+
+def shape_unsupported(operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
+    """Why no GPU could, or None."""
+    _, heads, _, head_dim = q_window.shape
+    if reason := heads_unsupported(operation, q_window.dtype, heads, k_cache.shape[1], head_dim):
+        return reason
+    if not all(has_whole_chunks(cache) for cache in (k_cache, v_cache)):
+        return "rows of the caches are not whole chunks of 16 bytes"
+    return None
+
+
+@functools.lru_cache(256)
+def heads_unsupported(
+    operation: Operation, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
+) -> str | None:  # fmt: skip
+    """The same, whatever the layout of the caches."""
+    taps = [step.taps for step in (operation.pre_conv, operation.post_conv) if step is not None]
+    if dtype not in ELEMENTS:
+        return f"dtype {dtype} is not float16 or bfloat16"
+    if heads != kv_heads or not FEWEST_HEADS <= heads <= MOST_HEADS:
+        return f"{heads} query heads are not {FEWEST_HEADS} to {MOST_HEADS}, each with a KV head"
+    if head_dim % 16 or head_dim > MOST_HEAD_DIM:
+        return f"head_dim {head_dim} is not a multiple of 16 up to {MOST_HEAD_DIM}"
+    most_queries, most_keys = map(max, zip(ONE_TAP.taps, *taps, strict=True))
+    if most_keys > MOST_TAPS:
+        return f"{most_keys} key taps are more than {MOST_TAPS}"
+    if most_queries > MOST_TAPS:
+        return f"{most_queries} query taps are more than {MOST_TAPS}"
+    most = StepConstants(
+        dtype, heads, head_dim, False, operation.pre_conv, True, operation.post_conv, True, (True,) * 4
+    )  # fmt: skip
+    if min(map(most.stages, most.fixed_bytes)) < 2:
+        return f"{heads} heads of {head_dim} with {most_queries} query taps leave no room for two tiles"
+    return None
+
+
+def programs_for(sm_count: int, batch: int, capacity: int, splits: int) -> int:
+    """Programs of a step: `splits` a sequence unless 0, else one an SM if there is work for them."""
+    return batch * splits if splits else min(sm_count, max(1, batch * -(-capacity // FEWEST_KEYS)))
 
 
 class Arguments(ctypes.Structure):
@@ -70,7 +221,7 @@ def newest_row(
     scratch = empty(programs + batch, heads, head_dim + 1, dtype=torch.float32, device=device)
     out = empty(batch, heads, 1, head_dim, dtype=q_window.dtype, device=device)
     arguments = Arguments(
-        q=Rows.of(q_window), k=Rows.of(k_cache), v=Rows.of(v_cache), window=window,
+        q=Rows.in_bytes(q_window), k=Rows.in_bytes(k_cache), v=Rows.in_bytes(v_cache), window=window,
         pre_mix=Matrix.of(mixers.pre_mix), post_mix=Matrix.of(mixers.post_mix),
         lengths=Lengths(lengths.data_ptr(), lengths.stride(0) * lengths.element_size() // 4, batch, 1),
         programs=programs, splits=splits, slots=logits.shape[2], scale=operation.scale,

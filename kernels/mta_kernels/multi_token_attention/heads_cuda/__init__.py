@@ -1,6 +1,5 @@
 """CUDA kernels in which heads meet, for sm_80 and later: see mixing.cuh."""
 
-from mta_kernels.multi_token_attention.heads_cuda.forward import rebuild_probabilities
-from mta_kernels.multi_token_attention.heads_cuda.heads import HeadMixings
+from mta_kernels.multi_token_attention.heads_cuda.heads import HeadMixings, rebuild_probabilities
 
 __all__ = ["HeadMixings", "rebuild_probabilities"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mta_kernels.multi_token_attention.bands_cuda import plan as bands
+from mta_kernels.multi_token_attention.bands_cuda import bands
 from mta_kernels.nvrtc.compiler import Source, headers_in
 from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import Convolution

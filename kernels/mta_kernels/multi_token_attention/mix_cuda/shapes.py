@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mta_kernels.conv_attention.hopper import source as hopper
-from mta_kernels.multi_token_attention.rows_cuda import plan as rows_plan
+from mta_kernels.multi_token_attention.rows_cuda import rows
 from mta_kernels.nvrtc.compiler import Source, headers_in
 
 FOLDER = Path(__file__).parent
@@ -28,5 +28,5 @@ def shape_unsupported(dtype: torch.dtype, heads: int, head_dim: int) -> str | No
 
 def source(name: str, constants: dict[str, Any], product: hopper.Product) -> Source:
     """The source of a kernel that uses this product, for sm_90a."""
-    headers = headers_in(hopper.FOLDER, rows_plan.FOLDER, FOLDER) | {"wgmma.cuh": hopper.wgmma_header([product])}
+    headers = headers_in(hopper.FOLDER, rows.FOLDER, FOLDER) | {"wgmma.cuh": hopper.wgmma_header([product])}
     return Source(FOLDER / name, "sm_90a", constants, headers)

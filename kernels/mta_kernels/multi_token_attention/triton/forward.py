@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from mta_kernels.allocation import new_empty
+from mta_kernels.allocation import empty, new_empty
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.gpu_limits import has_large_memory
 from mta_kernels.multi_token_attention import stages
+from mta_kernels.multi_token_attention.heads_cuda.heads import post_heads, pre_heads
+from mta_kernels.multi_token_attention.mix_cuda import keep_logits, mix_values
 from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.multi_token_attention.triton import heads_stage, mix_stage
-from mta_kernels.multi_token_attention.triton.band_stage import convolution_of
-from mta_kernels.multi_token_attention.triton.chunks import chunks
+from mta_kernels.multi_token_attention.triton.band_stage import convolution_of, rows_of_chunk
+from mta_kernels.multi_token_attention.triton.chunks import Chunk, chunks
 from mta_kernels.multi_token_attention.triton.heads import mix_heads
 from mta_kernels.multi_token_attention.triton.products import row_product, rows_of, score_product
 from mta_kernels.multi_token_attention.triton.row_stage import mix_rows
 from mta_kernels.operation import Operation
 from mta_kernels.score_chunks import chunk_rows, halo_rows
+
+Run = Callable[[slice, Chunk], None]  # of these sequences, this chunk
 
 
 def mixed_attention_forward(
@@ -41,27 +45,97 @@ def mixed_attention_forward(
         operation, stages.cuda_gpu(q.device), q.dtype, heads, head_dim, documents=documents is not None,
         key_rows=key_rows, rows=plan[0].rows, sequences=sequences,
     )  # fmt: skip
-    given = operation, q, k, v, mixers, plan, sequences, size, out, logsumexp
-    if path != "stages":
-        {"mix": mix_stage, "heads": heads_stage}[path].run_chunks(*given)
-        return out, logsumexp
+    given = operation, q, k, v, mixers, size, out, logsumexp
+    if path == "mix":
+        run = _mix(*given, sequences * heads * plan[0].rows)
+    else:
+        run = _meet(*given) if path == "heads" else _stages(*given)
+    for first in range(0, batch, sequences):
+        for chunk in plan:
+            run(slice(first, first + sequences), chunk)
+    return out, logsumexp
+
+
+def _stages(
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, size: int, out: Tensor, logsumexp: Tensor
+) -> Run:
+    """A stage a step. q, k and v are of `rows_of`, and `size` numbers hold the stored scores of any chunk."""
     before = convolution_of(operation.pre_conv, mixers.pre_conv, q)
     after = convolution_of(operation.post_conv, mixers.post_conv, q)
     memories = new_empty(q, 1 if before is after is None else 2, size).unbind()
     memories = memories[0], memories[-1]  # the same where nothing is convolved
-    for first in range(0, batch, sequences):
-        part = slice(first, first + sequences)
-        for chunk in plan:
-            scores, convolved = (chunk.buffer(x, q[part].shape[0], heads) for x in memories)
-            score_product(q[part], k[part], scores, chunk, operation.scale)
-            if before is not None:
-                before(scores, convolved, chunk)
-                scores, convolved = convolved, scores
-            mix_rows(scores, mixers.pre_mix, None if after else mixers.post_mix, logsumexp[part], chunk)
-            if after is not None:
-                after(scores, convolved, chunk)
-                scores = convolved
-                if mixers.post_mix is not None:
-                    mix_heads(scores, mixers.post_mix, chunk)
-            row_product(scores, v[part], out[part], chunk)
-    return out, logsumexp
+
+    def run(part: slice, chunk: Chunk) -> None:
+        scores, convolved = (chunk.buffer(x, q[part].shape[0], q.shape[1]) for x in memories)
+        score_product(q[part], k[part], scores, chunk, operation.scale)
+        if before is not None:
+            before(scores, convolved, chunk)
+            scores, convolved = convolved, scores
+        mix_rows(scores, mixers.pre_mix, None if after else mixers.post_mix, logsumexp[part], chunk)
+        if after is not None:
+            after(scores, convolved, chunk)
+            scores = convolved
+            if mixers.post_mix is not None:
+                mix_heads(scores, mixers.post_mix, chunk)
+        row_product(scores, v[part], out[part], chunk)
+
+    return run
+
+
+def _mix(
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, size: int, out: Tensor, logsumexp: Tensor,
+    stored_rows: int,
+) -> Run:  # fmt: skip
+    """Heads are mixed and nothing is convolved: two kernels in CUDA C++, of chunks with so many rows of all heads.
+
+    They store exponentials where the stages store scores. They round scores as `score_product` does, from which the
+    backward makes probabilities again by their logsumexp.
+    """
+    memory = empty(size, dtype=q.dtype, device=q.device)
+    scales = empty(stored_rows, dtype=torch.float32, device=q.device)
+
+    def run(part: slice, chunk: Chunk) -> None:
+        of_q, rows = q[part], slice(chunk.first_row, chunk.first_row + chunk.rows)
+        kept = chunk.buffer(memory, of_q.shape[0], q.shape[1])
+        scale = scales[: math.prod(kept.shape[:3])].view(kept.shape[:3])
+        keep_logits(
+            of_q, k[part], mixers.pre_mix, kept, scale, logsumexp[part, :, rows], scale=operation.scale,
+            first_row=chunk.first_row, keys=chunk.keys, causal=chunk.causal,
+        )  # fmt: skip
+        mix_values(
+            kept, scale, mixers.post_mix, v[part], out[part, :, rows], first_position=chunk.first_position,
+            keys=chunk.keys, causal=chunk.causal,
+        )  # fmt: skip
+
+    return run
+
+
+def _meet(
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, size: int, out: Tensor, logsumexp: Tensor
+) -> Run:
+    """Both mixings and a convolution of probabilities, between the products by kernels in CUDA C++ in which heads meet.
+
+    They go over the scores twice and store exponentials of logits in between.
+    """
+    post_conv, pre_taps = operation.post_conv, mixers.pre_conv
+    if pre_taps is None:  # the kernels convolve in any case
+        pre_taps = q.new_ones(q.shape[1], 1, 1)
+    if mixers.pre_mix is None or post_conv is None or mixers.post_conv is None or mixers.post_mix is None:
+        raise ValueError("the kernels in which heads meet need taps before and after the softmax, and both mixings")
+    # As the kernels read them: else each chunk casts them.
+    given = pre_taps, mixers.pre_mix, mixers.post_conv, mixers.post_mix
+    pre_taps, pre_mix, post_taps, post_mix = (x.to(q.dtype).contiguous() for x in given)
+    memories = empty(2, size, dtype=q.dtype, device=q.device)
+
+    def run(part: slice, chunk: Chunk) -> None:
+        scores, kept = (chunk.buffer(x, q[part].shape[0], q.shape[1]) for x in memories)
+        score_product(q[part], k[part], scores, chunk, operation.scale)
+        where = rows_of_chunk(chunk)
+        factors = pre_heads(
+            scores, pre_taps, operation.conv, pre_mix, kept, logsumexp[part], where, above=chunk.above,
+            owned=chunk.owned,
+        )  # fmt: skip
+        post_heads(kept, factors, post_taps, post_conv, post_mix, scores, where)
+        row_product(scores, v[part], out[part], chunk)
+
+    return run
