@@ -288,17 +288,6 @@ def ab(
 
 
 @app.command(context_settings=OF_ANOTHER, rich_help_panel="Compare")
-def noise(
-    sweep: o.SweepArguments, pairs: o.Pairs = 5, threshold: o.Threshold = "2%", out: o.NoiseOut = None,
-    resume: o.NoiseResume = False,
-) -> int:  # fmt: skip
-    """Measure this machine's own noise. Says how often the same code fails, and the smallest change that is seen."""
-    from mtabench.commands.noise import run
-
-    return run(_sweep_words(sweep), pairs, threshold, out, resume)
-
-
-@app.command(context_settings=OF_ANOTHER, rich_help_panel="Compare")
 def history(
     commits: o.Commits, sweep: o.SweepArguments, out: o.HistoryOut, most: o.MostCommits = None,
 ) -> int:  # fmt: skip

@@ -23,7 +23,7 @@ from mtabench.prose import wrapped
 # What a path may be that no check of an option foresaw: in a folder that this user may not enter, or too long.
 UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
 STOPPED = 130  # by Ctrl-C or SIGTERM
-JUDGES = ("ab", "compare", "inspect", "noise", "verify")  # their exit codes say what they found, once they have ended
+JUDGES = ("ab", "compare", "inspect", "verify")  # their exit codes say what they found, once they have ended
 
 
 def _name_the_account() -> None:

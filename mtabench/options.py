@@ -343,8 +343,6 @@ ActionName = Annotated[
 ]
 Runner = Annotated[str, Option(help="Labels of the runner that measures.")]
 OverwriteWorkflows = Annotated[bool, Output("--overwrite", help="Replace workflows of these names.")]
-NoiseOut = Annotated[File, Output(*OUT, help="The CSV file to write; mtabench-results/noise-TIME.csv if not given.")]
-NoiseResume = Annotated[bool, Output("--resume", help="Keep the processes that ended, and measure the others.")]
 Targets = Annotated[
     Text, Option("--target", help="Compute capabilities, such as sm_90,sm_100, or all; needs none of these GPUs.")
 ]

@@ -73,7 +73,7 @@ def run(
     with refusal_reported(asked), _nothing_left_of_wrong_usage(folder), folders_of(checkout, revisions) as folders:
         sides = sides_of(checkout, revisions, folders)
         with Progress(console, 2 * pairs) as progress:
-            files = measure_pairs(sides, sweep.words, range(1, pairs + 1), processes, "", progress)
+            files = measure_pairs(sides, sweep.words, pairs, processes, "", progress)
         found = compare_pairs(files, folder, asked, looks)
         for rerun in range(1, looks):
             cells = unclear_cells(found)

@@ -1,1 +1,1 @@
-"""Two runs, or two revisions, compared: verdicts, noise, and what CI reads."""
+"""Two runs, or two revisions, compared: verdicts, and what CI reads."""

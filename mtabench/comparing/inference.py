@@ -86,24 +86,16 @@ def compare_samples(base: Sequence[Processes], head: Sequence[Processes]) -> Com
     return Compared(np.exp(before.values), np.exp(after.values), ratios)
 
 
-def least_found(errors: Floats, freedom: Floats, least: float, level: float) -> Floats:
-    """The log ratio from which a cell is called slower, if it is the only one that changed: `[cells]`.
-
-    That is an estimate of at least `least` whose two-sided p-value passes Holm's strictest step for these m cells, a
-    level of `level` / m: max(`least`, t(1 - `level` / 2m) times its standard error).
-    """
-    sure = stdtrit(freedom, 1 - level / (2 * len(errors))) * errors
-    return np.maximum(sure, least)
-
-
 def detectable(errors: Floats, freedom: Floats, least: float, level: float) -> Floats:
     """The log ratio of the smallest slowdown that a comparison finds in a share POWER of cases: `[cells]`.
 
-    The minimum detectable effect (Bloom, Evaluation Review 19, 1995): `least_found` plus t(POWER) standard errors,
-    since the estimate falls short of the true change by no more than that in a share POWER of cases. Of comparisons
-    of the same code so many would thus find it, had each been slower by its own `detectable`.
+    If it is the only one of m cells that changed, a cell is called slower from an estimate of at least `least` on whose
+    two-sided p-value passes Holm's strictest step, `level` / m. To that comes the minimum detectable effect (Bloom,
+    Evaluation Review 19, 1995): t(POWER) standard errors, since the estimate falls short of the true change by no more
+    in a share POWER of cases.
     """
-    return least_found(errors, freedom, least, level) + stdtrit(freedom, POWER) * errors
+    sure = stdtrit(freedom, 1 - level / (2 * len(errors))) * errors
+    return np.maximum(sure, least) + stdtrit(freedom, POWER) * errors
 
 
 def location(rounds: Rounds) -> float:

@@ -26,7 +26,7 @@ from mtabench.git import clean_environment, make_folder
 from mtabench.measuring.kept_ceilings import FILE_NAME
 from mtabench.processes import ending, run_module
 from mtabench.prose import plural
-from mtabench.results.results_file import read_file, samples_path
+from mtabench.results.results_file import read_file
 from mtabench.sweeps.estimate import shown
 
 RAN = (0, 4, 5)  # 4: a result is wrong, 5: no cell has a time; their rows say so
@@ -120,39 +120,25 @@ def process_folder(folder: Path, resume: bool = False) -> Path:
 
 
 def measure_pairs(
-    sides: tuple[Side, Side], words: Sequence[str], numbers: range, folder: Path, name: str, progress: Progress,
-    cells: int | None = None,
-) -> list[tuple[Path, Path]]:  # fmt: skip
-    """Measure `mtabench words` with both sides in as many pairs as `numbers` has, counted as it counts.
+    sides: tuple[Side, Side], words: Sequence[str], count: int, folder: Path, name: str, progress: Progress
+) -> list[tuple[Path, Path]]:
+    """Measure `mtabench words` with both sides in so many pairs.
 
-    The results files of each pair, base and head, in `folder`. With `cells` the file of a process that measured so many
-    is kept if it is there. Raises MtabenchError, with what ended kept, if a process does not end well or does not
-    measure the revision that it should.
+    The results files of each pair, base and head, in `folder`. Raises MtabenchError, with what ended kept, if a process
+    does not end well or does not measure the revision that it should.
     """
     files = []
-    for number in numbers:
+    for number in range(1, count + 1):
         pair = tuple(folder / f"{name}{side.name}-{number:02}.csv" for side in sides)
         turns = list(zip(sides, pair, strict=True))
         for side, path in turns if number % 2 else reversed(turns):
             label = f"pair {number}, {side.words}"
-            if cells is not None and _has_ended(path, cells):
-                progress.ended(f"{label}: kept")
-                continue
             try:
                 measure(side, words, path, label, progress)
             except KeyboardInterrupt:
                 raise StoppedError(f"stopped; the processes that ended are kept in {folder}") from None
         files.append((pair[0], pair[1]))
     return files
-
-
-def _has_ended(path: Path, cells: int) -> bool:
-    """Whether a process measured all its cells. What one left that did not is removed: its cells belong together."""
-    if path.exists() and len(read_file(path).rows()) == cells:
-        return True
-    for left in (path, samples_path(path)):
-        left.unlink(missing_ok=True)
-    return False
 
 
 def measure(side: Side, words: Sequence[str], path: Path, label: str, progress: Progress) -> None:

@@ -45,7 +45,7 @@ def measure_again(
             case = Case.of_row(cell.sides[-1].row, device)
             words = [*shlex.split(case.repro(typed_as(case.impl)))[1:], *how]
             name = f"rerun{rerun}-cell{number}-"
-            files += measure_pairs(sides, words, range(1, pairs + 1), folder, name, progress)
+            files += measure_pairs(sides, words, pairs, folder, name, progress)
     return files
 
 

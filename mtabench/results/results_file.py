@@ -90,12 +90,6 @@ def cell_of(key: Key) -> str:
     return "/".join(key[: next(count for count in _KEYS_OF_VERSIONS if not any(key[count:]))])
 
 
-def key_of_cell(cell: str) -> Key:
-    """The key that `cell_of` made this text of."""
-    key = tuple(cell.split("/"))
-    return key + ("",) * (len(KEY_COLUMNS) - len(key))
-
-
 def samples_path(path: Path) -> Path:
     """Where the raw samples of `path` go: NAME.samples.csv beside NAME.csv."""
     return path.parent / f"{path.stem if path.suffix == '.csv' else path.name}.samples.csv"

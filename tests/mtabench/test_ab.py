@@ -273,6 +273,7 @@ def test_as_many_pairs_as_are_said_to_be_enough_find_twice_the_threshold():
         (("--base", "HEAD", "fwd", "--seq", "many"), "--seq"),
         (("--base", "HEAD", "fwd", "--resume"), "--resume is for one sweep"),
         (("--base", "HEAD", "fwd", "--plot"), "--plot is for one sweep"),
+        (("--base", "HEAD", "fwd", "--ranks", "2"), "--ranks is for one sweep"),
         (("--base", "HEAD", "--pairs", "1", *SWEEP), "--pairs is 1; it must be 2 or more"),
         (("--base", "HEAD", "--threshold", "2", *SWEEP), "expected a percentage"),
         (("--base", "HEAD", "--junit", "out/base.csv", "--out", "out", *SWEEP), "is one of the files that are read"),

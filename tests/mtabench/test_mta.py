@@ -33,7 +33,7 @@ from mtabench.ranks.place import plan_over_ranks
 from mtabench.registry import implementation_of
 from mtabench.report.data import COMMAND
 from mtabench.results.result_view import make_view
-from mtabench.results.results_file import KEY_COLUMNS, cell_of, key_of, key_of_cell, key_of_row, read_file
+from mtabench.results.results_file import KEY_COLUMNS, cell_of, key_of, key_of_row, read_file
 from mtabench.results.row_filter import parse_where, select
 from mtabench.results.runs import read_run
 from mtabench.sweeps.plan import Options, make_plan
@@ -154,7 +154,6 @@ CELLS = [
 class TestRoundTrip:
     def test_columns(self, cell):
         assert Case.of_row(cell.columns, "cpu") == cell
-        assert key_of_cell(cell_of(key_of(cell))) == key_of(cell)
 
     def test_the_command_that_measures_it_again(self, cell):
         words = shlex.split(cell.repro())[1:]

@@ -35,7 +35,7 @@ from mtabench.registry import implementation_of
 from mtabench.report.data import COMMAND
 from mtabench.results.cell_names import told_apart
 from mtabench.results.result_view import make_view
-from mtabench.results.results_file import cell_of, key_of, key_of_cell, read_file, read_results
+from mtabench.results.results_file import cell_of, key_of, read_file, read_results
 from mtabench.results.row_filter import parse_where, select
 from mtabench.results.runs import read_run
 from mtabench.sweeps.plan import Options, make_plan
@@ -347,7 +347,6 @@ class TestFiles:
         assert len(set(names)) == len(CELLS)
         for case, row in zip(CELLS, read_file(path).rows(), strict=True):
             assert Case.of_row(row | {"causal": True}, "cpu") == case
-            assert key_of_cell(cell_of(key_of(case))) == key_of(case)
 
     def test_an_older_file_has_the_same_contiguous_cells(self, old, path):
         assert [row["page_size"] for row in read_file(old).rows()] == [""] * 4

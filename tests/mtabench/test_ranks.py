@@ -105,10 +105,6 @@ def test_what_cannot_be_shared_is_told_before_anything_starts(mtabench, tmp_path
     assert contents(tmp_path) == {}
 
 
-def test_a_comparison_measures_no_ranks(mtabench) -> None:
-    refused(mtabench("noise", "fwd", *CPU, "--ranks", "2"), "--ranks is for one sweep")
-
-
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
 def test_bytes_passed_are_those_that_are_sent(backward: bool, causal: bool) -> None:

@@ -215,7 +215,6 @@ def test_what_is_no_results_file_is_refused(mtabench, tmp_path, change, sentence
     [
         ("show", "{}"), ("export", "{}"), ("report", "{}"), ("plot", "{}"), ("roofline", "{}"),
         ("compare", "{}", "a.csv"), ("results", "merge", "{}", "a.csv", "--out", "b.csv"),
-        ("noise", "--out", "{}", "fwd"),
     ],
     ids=lambda words: words[0],
 )  # fmt: skip
