@@ -299,7 +299,7 @@ def history(
 
 @app.command(rich_help_panel="Look")
 def show(csv: o.CsvFile, where: o.Where = None, sort: o.Sort = None, json: o.PrintJson = False) -> int:
-    """Print a results file as a table that fits the terminal, with pictures of its rounds."""
+    """Print a results file as a table that fits the terminal."""
     from mtabench.commands.show import run
 
     return run(csv, where or [], sort, json)

@@ -35,7 +35,7 @@ PURE = (
     "results.cell_names", "results.columns", "results.csv_reading", "results.facts",
     "results.fields", "results.lock",
     "results.memory_tables", "results.merging", "results.outputs", "results.result_view", "results.results_file",
-    "results.runs", "results.shown", "results.sparklines", "results.row_filter", "results.writer", "static.baseline",
+    "results.runs", "results.shown", "results.row_filter", "results.writer", "static.baseline",
     "static.limits", "static.occupancy", "static.records", "static.sass", "static.shapes", "styles",
 )  # fmt: skip
 LIGHT_KERNELS = {

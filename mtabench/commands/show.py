@@ -17,12 +17,11 @@ from mtabench.results.columns import values_of
 from mtabench.results.result_view import View, ViewColumn, make_view
 from mtabench.results.results_file import read_file
 from mtabench.results.row_filter import parse_where, select, sort_key
-from mtabench.results.sparklines import MARKS, with_rounds
 from mtabench.sweeps.table import STYLES
 
 STAYS_IN_ROW = ("seq", "impl", "splits")  # the rest of a problem can stand above its rows
 MOST_REASON = 500  # characters
-ASCII = str.maketrans({"±": "+-", "·": "-", **dict(zip(MARKS, "_.-~=+*#", strict=True))})
+ASCII = str.maketrans({"±": "+-", "·": "-"})
 
 Row = Mapping[str, str]
 
@@ -37,9 +36,7 @@ def run(path: Path, where: Sequence[str], sort: str | None, as_json: bool) -> in
         print_json("show", {"file": path, "torn": file.torn, "rows": values})
         return 0
     notes = ["the file ends in the middle of a row, which is left out"] if file.torn else []
-    view, fault = with_rounds(make_view(rows), rows, path)
-    notes += [fault] * bool(fault)
-    console = make_console()
+    view, console = make_view(rows), make_console()
     title = f"{path}: {view.cells}" + (f"; {len(file.columns['seq'])} in the file" if conditions else "")
     tables.print_lines(console, _lines(title, view, notes, console))
     return 0

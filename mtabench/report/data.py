@@ -19,7 +19,6 @@ from mtabench.pages.text import MOST_CHARACTERS, shown_text
 from mtabench.report.findings import Figure, figures, summary
 from mtabench.results.result_view import View, make_view, up_to_rank
 from mtabench.results.results_file import read_file
-from mtabench.results.sparklines import with_rounds
 
 HIGHEST_RANK = 10  # of the columns shown
 COMMAND = re.compile(
@@ -58,10 +57,9 @@ class Report:
 
 
 def read_report(path: Path) -> Report:
-    """Read a results file and the samples beside it. Raises UsageError where `read_file` does."""
+    """Read a results file. Raises UsageError where `read_file` does."""
     rows = read_file(path, with_rows=True).rows()
-    view, fault = with_rounds(make_view(rows), rows, path)
-    notes = [shown_text(f"There are {fault}.", most=1000)] if fault else []
+    view, notes = make_view(rows), []
     try:
         cells = read_cells([path])
         numbers, sentences = figures(cells), summary(cells)

@@ -163,7 +163,6 @@ def test_select_without_where_copies_a_run_and_compresses_many_samples(mtabench,
     assert gzip.decompress(packed) == samples
     kept, whole = (read_run(path).cells for path in (new / "kept.csv", tmp_path / "a.csv"))
     assert [cell.processes for cell in kept.values()] == [cell.processes for cell in whole.values()]
-    assert "no rounds" not in mtabench("show", "new/kept.csv")[1]
     refused(mtabench("results", "select", "c.csv", "--out", "new/kept.csv"), "already exists")
     monkeypatch.setattr(results_command, "MOST_PLAIN", len(samples))
     assert mtabench("results", "select", "a.csv", "--out", "new/kept.csv", "--overwrite")[0] == 0

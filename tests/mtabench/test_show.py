@@ -13,10 +13,9 @@ from written_runs import case, rounds, write_run
 
 from mtabench.console import significant
 from mtabench.results.facts import RunFacts
-from mtabench.results.results_file import read_file, samples_path
+from mtabench.results.results_file import read_file
 from mtabench.results.rows import cell_row
 from mtabench.results.runs import read_run
-from mtabench.results.sparklines import drift
 from mtabench.results.writer import Writer
 
 ROOT = Path(__file__).parents[2]
@@ -76,28 +75,6 @@ def test_columns_appear_where_rows_differ(mtabench, tmp_path):
     _, out, _ = mtabench("show", "c.csv")
     assert table(out)[0].split()[:8] == ["device", "KV", "heads", "head", "dim", "driver", "seq", "impl"]
     assert "some, device" not in out.split("\n\n")[0]
-
-
-def test_rounds_are_drawn_from_the_samples(mtabench, path):
-    _, out, _ = mtabench("show", "a.csv")
-    drawn = [word for row in table(out)[1] for word in row if set(word) <= set("▁▂▃▄▅▆▇█")]
-    assert [len(marks) for marks in drawn] == [4, 4, 4]
-    assert "rounds: their medians in the order measured, from -" in out
-    samples_path(path).unlink()
-    assert "rounds" not in mtabench("show", "a.csv")[1]
-    samples_path(path).write_text("nothing\n")
-    code, out, _ = mtabench("show", "a.csv")
-    assert code == 0
-    assert "no rounds: a.samples.csv is not a samples file of mtabench" in out
-
-
-def test_a_drift_is_seen_on_one_scale_for_all_cells():
-    found = drift([[[1.0], [1.0], [1.02]], [[2.0], [2.0], [2.02]], [], [[1.0]]])
-    assert found.scale == pytest.approx(0.02)
-    assert found.texts == ("▅▅█", "▅▅▆", "", "▅")
-    assert drift([[[1.0], [9.0], [1.0]]]).scale == 0.1
-    assert len(drift([[[1.0]] * 50]).texts[0]) == 16
-    assert drift([]).texts == ()
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
@@ -185,8 +162,8 @@ def test_bad_words_are_one_sentence(mtabench, path, words, sentence):
     refused(mtabench("show", *words.split()), sentence)
 
 
-@pytest.mark.parametrize(("encoding", "marks"), [("ascii", "#_"), ("latin-1", "#_"), ("utf-8", "█▄")])
-def test_a_pipe_has_no_colours_and_what_its_encoding_has(tmp_path, path, encoding, marks):
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_pipe_has_no_colours_and_what_its_encoding_has(tmp_path, path, encoding):
     path.write_text(path.read_text().replace("some, device", "Gerät 中"), encoding="utf-8")
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}", "PYTHONIOENCODING": encoding, "COLUMNS": "60"
@@ -196,7 +173,6 @@ def test_a_pipe_has_no_colours_and_what_its_encoding_has(tmp_path, path, encodin
     assert done.returncode == 0, done.stderr
     out = done.stdout.decode(encoding)
     assert "\x1b" not in out
-    assert any(mark in out for mark in marks)
     assert ("Gerät 中" if encoding == "utf-8" else "Ger\\xe4t \\u4e2d") in out
     assert max(map(len, out.split("\n")[1:])) <= 60
 
