@@ -253,21 +253,19 @@ def compare(
     context: typer.Context,
     base: o.BaseCsv,
     head: o.HeadCsv,
-    typed: Annotated[o.Comparing, o.Fields()],
+    typed: Annotated[o.Comparing, o.Fields("threshold", "fail_on", "format_", "markdown", "junit", "overwrite")],
     across_devices: o.AcrossDevices = False,
     json: o.PrintJson = False,
 ) -> int:
     """Compare two runs of the same cells. Exits with 1 if one got slower, broke or is gone, to gate CI on it."""
-    from mtabench.commands.compare import run, run_across
+    for name in ("threshold", "fail_on", "junit") if across_devices else ():
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE":
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is for verdicts, and --across-devices gives none; leave one of them out")
+    from mtabench.commands.compare import run
     from mtabench.comparing.reporting import comparison_options
 
-    asked = comparison_options(replace(typed, format_="json") if json else typed)
-    if across_devices:
-        sources = {name: context.get_parameter_source(name) for name in ("threshold", "fail_on", "rerun_unclear")}
-        return run_across(
-            base, head, asked, [name for name, one in sources.items() if one and one.name == "COMMANDLINE"]
-        )
-    return run(base, head, asked, typed.rerun_unclear)
+    return run(base, head, comparison_options(replace(typed, format_="json") if json else typed), across_devices)
 
 
 @app.command(context_settings=OF_ANOTHER, rich_help_panel="Compare")

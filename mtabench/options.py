@@ -325,7 +325,7 @@ Overwrite = Annotated[bool, Output("--overwrite", help="Replace --out if it is t
 NewCsv = Annotated[Path, Output(*OUT, help="The results file to write; samples go beside it.")]
 Latest = Annotated[bool, Option("--latest", help="Of a cell that several files have, take the row that started last.")]
 AcrossDevices = Annotated[
-    bool, Output("--across-devices", help="Show the ratios of times on two devices, without a verdict.")
+    bool, Output("--across-devices", help="Show the changes of times from one device to another, without a verdict.")
 ]
 PrintJson = Annotated[bool, Output("--json", help="Print one JSON document for programs instead: docs/json.md.")]
 SweepArguments = Annotated[

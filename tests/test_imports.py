@@ -23,7 +23,7 @@ PURE = (
     "cluster_options", "cluster.crew", "cluster.groups",
     "cluster.local", "cluster.security", "cluster.team", "cluster.worker", "commands.compare", "commands.dashboard",
     "commands.export", "commands.plot", "commands.report", "commands.results", "commands.show",
-    "comparing.across", "comparing.comparison_data", "comparing.compare",
+    "comparing.compare",
     "comparing.comparison_reports", "comparing.inference", "comparing.reporting",
     "comparing.revisions", "dashboard.changes", "dashboard.data", "dashboard.findings", "dashboard.histories",
     "dashboard.yardstick", "measuring.run_delay", "measuring.settled", "measuring.statistics",

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from mtabench.comparing.inference import LogRatios, compare_samples, detectable, holm
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.settled import was_crowded
+from mtabench.measuring.statistics import geometric_mean
 from mtabench.problem.axes import parse_percent
+from mtabench.prose import plural
+from mtabench.results.results_file import find_samples
 from mtabench.results.runs import Cell, Run, process_ids
 
 VERDICTS = ("broken", "slower", "gone", "unclear", "new", "faster", "same")  # the most urgent first
@@ -78,7 +82,7 @@ class ComparedCell:
 class Comparison:
     """All cells of two runs, the most urgent first; `notes` are sentences on how far to trust them.
 
-    `fail_on` are the verdicts that fail a build.
+    `fail_on` are the verdicts that fail a build. Runs of two devices, compared `across_devices`, have no verdicts.
     """
 
     base: Run
@@ -87,6 +91,7 @@ class Comparison:
     fail_on: tuple[str, ...]
     cells: tuple[ComparedCell, ...]
     notes: tuple[str, ...]
+    across_devices: bool = False
 
     @property
     def counts(self) -> Counter[str]:
@@ -150,9 +155,30 @@ def compare(base: Run, head: Run, threshold: float, fail_on: tuple[str, ...] = F
     return Comparison(base, head, threshold, fail_on, _decided(cells, judged), tuple(_notes(base, head)))
 
 
-def decided_again(first: Comparison, again: Comparison) -> Comparison:
-    """The first comparison with the cells that were measured again as `again` found them."""
-    return replace(first, cells=_decided(first.cells, again.cells))
+def compare_devices(base: Run, head: Run) -> Comparison:
+    """The changes of cells that runs of two devices both have a time of, without verdicts.
+
+    Where a run has no samples, changes are those of the medians, without intervals. Raises NotComparableError if no
+    cell has a time in both.
+    """
+    cells = [cell for cell in _paired(base, head) if cell.verdict == "unclear" and not cell.reason]
+    if not cells:
+        raise NotComparableError(
+            f"{base.path} and {head.path} have no cell with a time in common; measure the same shapes, dtype and "
+            "implementations, as the column repro of either says"
+        )
+    lacking = [run.path for run in (base, head) if not any(cell.processes for cell in run.cells.values())]
+    if lacking:
+        medians = [[float(side.row["median_ms"]) for side in cell.sides] for cell in cells]
+        found = [
+            replace(cell, base_ms=one, head_ms=other, change=other / one - 1)
+            for cell, (one, other) in zip(cells, medians, strict=True)
+        ]
+    else:
+        found = [replace(cell, detectable=None) for cell in _judged(cells, 0.0, LEVEL)]
+    notes = _device_notes(base, head, found, lacking)
+    bare = tuple(replace(cell, verdict="", reason="") for cell in found)
+    return Comparison(base, head, 0.0, (), bare, tuple(notes), across_devices=True)
 
 
 def unclear_cells(comparison: Comparison) -> list[ComparedCell]:
@@ -261,11 +287,32 @@ def _doubt(cell: ComparedCell, log_ratio: float, detectable: float) -> str:
     return ""
 
 
-def _notes(base: Run, head: Run) -> Iterator[str]:
-    for column in SHOULD_AGREE:
-        there, here = base.values(column), head.values(column)
+def _device_notes(base: Run, head: Run, cells: Sequence[ComparedCell], lacking: Sequence[Path]) -> Iterator[str]:
+    """How many times as long the head takes, what is missing, and what differs besides the device."""
+    ratios: dict[str, list[float]] = {}
+    for cell in cells:
+        ratios.setdefault(str(cell.sides[0].row["impl"]), []).append(1 + (cell.change or 0.0))
+    for impl, found in ratios.items():
+        mean = f"{geometric_mean(found):.4g}x as long on the head's device"
+        yield f"{impl}: {mean}, the geometric mean of {plural(len(found), 'cell')}"
+    if lacking:
+        files = " and ".join(str(find_samples(path)) for path in lacking)
+        yield f"no intervals, and changes of medians: raw samples are missing, there is no file {files}"
+    yield from _differing(base, head, (*MUST_AGREE, *SHOULD_AGREE))
+    for run, name in ((base, "base"), (head, "head")):
+        if alone := sum(cell.ok for cell in run.cells.values()) - len(cells):
+            yield f"{plural(alone, 'cell')} of {name} without a time in the other file"
+
+
+def _differing(base: Run, head: Run, columns: Iterable[str]) -> Iterator[str]:
+    for column in columns:
+        there, here = (run.values(column) - {""} or {""} for run in (base, head))  # a row that failed has no timer
         if there != here:
             yield f"{column} differs, {_listed(there)} and {_listed(here)}: it may be what changed the times"
+
+
+def _notes(base: Run, head: Run) -> Iterator[str]:
+    yield from _differing(base, head, SHOULD_AGREE)
     if min(base.values("started_utc")) > max(head.values("started_utc")):
         yield f"{base.path} was measured after {head.path}: the first file is the base, the second what is judged"
     several = [any(len(cell.processes) > 1 for cell in run.cells.values()) for run in (base, head)]

@@ -1,9 +1,10 @@
-"""A comparison as a table, as Markdown and as what CI systems read."""
+"""A comparison as a table, as Markdown, as `--json` prints it, and as what CI systems read."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -13,6 +14,7 @@ from mtabench.comparing.inference import POWER
 from mtabench.escaping import in_markdown, markdown_table
 from mtabench.measuring.settled import UNSETTLED, mark_of, unsettled_of
 from mtabench.results.cell_names import told_apart
+from mtabench.results.results_file import KEY_COLUMNS, NUMERIC_COLUMNS
 from mtabench.results.runs import Cell
 from mtabench.tables import as_columns, fitted, lines, numbered, print_lines, print_prose, width_of
 
@@ -35,13 +37,15 @@ def conclusions(comparison: Comparison) -> Iterator[str]:
         least, most = share(min(smallest)), share(max(smallest))
         where = "" if least == most else f" in the quietest cell, of {most} in the noisiest"
         yield f"detectable in {100 * POWER:g} % of comparisons: a slowdown of {least}{where}"
-    if comparison.cells:
+    if comparison.cells and not comparison.across_devices:
         yield f"{_counted(comparison, VERDICTS)}; changes below {100 * comparison.threshold:g} % do not count"
     yield outcome(comparison)
 
 
 def outcome(comparison: Comparison) -> str:
     """Whether a build passes, and why, in a sentence."""
+    if comparison.across_devices:
+        return "no verdict: times of two devices"
     code = comparison.exit_code
     asked = f"--fail-on {','.join(comparison.fail_on)}"
     if code == WRONG:
@@ -81,14 +85,15 @@ def print_cells(console: Console, comparison: Comparison) -> None:
     choices: tuple[dict[str, str], ...] = {}, marks
     for notes in choices:  # a reason stands in its row, or where there is no room below the table
         rows: list[list[str | Text]] = [[*_fields(cell)[1:-1], _verdict(cell, notes)] for cell in cells]
-        above, columns, _ = fitted([*parts, *as_columns(HEADER[1:], rows, TEXTS)], console.width)
+        filled = [column for column in as_columns(HEADER[1:], rows, TEXTS) if any(map(str, column.texts))]
+        above, columns, _ = fitted([*parts, *filled], console.width)
         if width_of(columns) <= console.width:
             print_lines(console, lines(columns, above))
             for reason, mark in notes.items():
                 print_prose(console, reason, f"{mark} ")
             return
     for name, cell in zip(names, cells, strict=True):
-        print_prose(console, f"{cell.verdict}: {name}", style=STYLES.get(cell.verdict, ""))
+        print_prose(console, f"{cell.verdict}: {name}".removeprefix(": "), style=STYLES.get(cell.verdict, ""))
         if known := ", ".join(filter(None, (_numbers(cell), cell.reason))):
             print_prose(console, known, "  ")
 
@@ -131,6 +136,35 @@ def markdown(comparison: Comparison | str) -> str:
     if quiet:
         lines += ["<details>", f"<summary>{len(quiet)} same</summary>", "", *_markdown_table(quiet), "</details>", ""]
     return "\n".join(lines)
+
+
+def comparison_data(found: Comparison) -> dict[str, Any]:
+    """Every cell with its verdict, and what the build makes of them, in JSON's types."""
+    runs = {"base": found.base, "head": found.head}
+    return {
+        "across_devices": found.across_devices,
+        **{name: {"file": run.path, "devices": sorted(run.values("device"))} for name, run in runs.items()},
+        "threshold": found.threshold,
+        "fail_on": found.fail_on,
+        "exit_code": found.exit_code,
+        "outcome": outcome(found),
+        "notes": list(conclusions(found))[:-1],
+        "counts": {verdict: found.counts[verdict] for verdict in VERDICTS},
+        "cells": [_cell_data(found, cell) for cell in found.cells],
+    }
+
+
+def _cell_data(found: Comparison, cell: ComparedCell) -> dict[str, Any]:
+    base, head = (side.row["status"] if side else None for side in (cell.base, cell.head))
+    row: Mapping[str, Any] = cell.sides[-1].row
+    problem = {name: row[name] if row[name] != "" else None for name in KEY_COLUMNS}
+    problem |= {name: int(row[name]) for name in NUMERIC_COLUMNS if name in problem and row[name] == row[name]}
+    return {
+        "name": cell.name, "problem": problem, "verdict": cell.verdict or None, "fails": found.fails(cell),
+        "reason": cell.reason or None, "base_status": base, "head_status": head, "base_ms": cell.base_ms,
+        "head_ms": cell.head_ms, "change": cell.change, "change_low": cell.low, "change_high": cell.high,
+        "detectable": cell.detectable,
+    }  # fmt: skip
 
 
 def junit(comparison: Comparison | str) -> str:

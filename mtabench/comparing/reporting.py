@@ -10,7 +10,6 @@ from pathlib import Path
 
 from mtabench.comparing import comparison_reports as reports
 from mtabench.comparing.compare import Comparison, NotComparableError, parse_fail_on, parse_threshold
-from mtabench.comparing.comparison_data import comparison_data
 from mtabench.console import make_console
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log
@@ -61,7 +60,7 @@ def report(found: Comparison, asked: ComparisonOptions) -> int:
     """Write and print a comparison as asked, for GitHub too where it runs this; the exit code."""
     _write_reports(found, asked)
     if asked.format == "json":
-        print_json("compare", comparison_data(found))
+        print_json("compare", reports.comparison_data(found))
     elif asked.format == "markdown":
         print(in_log(reports.markdown(found)))
     else:
