@@ -141,19 +141,6 @@ def test_an_issue_of_a_kernel_asks_for_the_command_and_the_environment(path):
     assert ("`repro`" in text and "`mtabench env`" in text) == (path.stem != "feature")
 
 
-def test_hooks_check_what_the_tests_check():
-    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    entries = {hook["id"]: hook["entry"] for hook in repository["hooks"]}
-    assert set(entries) == {"ruff-format", "ruff-check", "clang-format", "mypy"}
-    for name in set(entries) - {"clang-format"}:
-        assert entries[name].removesuffix(" --force-exclude") in (ROOT / "scripts/test").read_text()
-
-
-def test_the_page_names_what_the_workflows_do():
-    for words in ("gate.yml", "test.yml", "mtabench ab", "mtabench inspect --baseline", "JUnit", "self-hosted"):
-        assert words in PAGE
-
-
 def test_another_project_installs_from_an_address_that_is_said_once():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     (extras,) = [one for page in pages for one in re.findall(r"mtabench\[(\S+)\] @ git\+https://\S+", page.read_text())]

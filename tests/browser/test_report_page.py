@@ -124,28 +124,6 @@ def test_times_that_did_not_settle_are_hollow_and_marked(opened, screenshot):
     screenshot("report-unsettled")
 
 
-def test_no_number_loses_a_digit_before_the_point(opened):
-    numbers = opened("failed").evaluate("[4077.2, 407.72, 4.0772, 12345.6].map((one) => formatNumber(one, 3))")
-    assert numbers == ["4,077", "408", "4.08", "12,346"]
-
-
-def test_tooltips_are_text(opened):
-    page = opened("h200")
-    page.locator("#time [data-row]").first.hover(force=True)
-    shown = page.locator("#tooltip")
-    assert "impl" in shown.inner_text()
-    assert " ms" in shown.inner_text()
-
-
-def test_slow_cells_are_shown_in_gflops(opened):
-    page = opened("slow")
-    (shown,) = values(page, "useful GFLOP/s")
-    page.locator("#time [data-row]").first.hover(force=True)
-    assert f"{shown} GFLOP/s" in page.locator("#tooltip").inner_text()
-    page.get_by_role("button", name="Details of eager").first.click()
-    assert "TFLOP/s" not in page.locator("body").inner_text()
-
-
 def test_a_choice_filters_tables_and_charts(opened):
     page = opened("h200")
     page.select_option("#filters select[name=impl]", "triton")
@@ -157,13 +135,6 @@ def test_a_choice_filters_tables_and_charts(opened):
     page.select_option("#filters select[name=impl]", "sdpa-flash")
     assert points(page) == []
     assert page.locator("#time").inner_text() == "No cell that the filters let through has one."
-
-
-def test_plain_attention_stays_when_a_convolution_is_chosen(opened):
-    page = opened("mixed")
-    page.select_option("#filters select[name=conv]", "3x3")
-    assert set(values(page, "impl")) == {"eager", "triton", "compile", "sdpa-flash"}
-    assert points(page) == [8]
 
 
 def test_headers_sort_both_ways_and_keep_empty_cells_last(opened):
@@ -220,12 +191,6 @@ def test_hostile_texts_stay_text(opened, screenshot):
     screenshot("report-hostile")
 
 
-def test_a_file_without_a_time_opens(opened):
-    page = opened("failed")
-    assert page.locator("#cells tbody tr").count() == 1
-    assert "0 of 1" in page.locator("#figures").inner_text()
-
-
 def background(page):
     return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
@@ -253,15 +218,6 @@ def test_everything_can_be_done_with_the_keyboard(opened):
     tab_to(page, "#cells .opener button")
     page.keyboard.press("Space")
     assert page.locator("#cells tr.detail").count() == 1
-
-
-def test_no_option_of_a_command_is_broken_in_a_narrow_window(page, opened):
-    page.set_viewport_size({"width": 360, "height": 740})
-    opened("mixed")
-    assert page.evaluate("[...document.querySelectorAll('pre')].every((one) => one.scrollWidth <= one.clientWidth)")
-    words = page.locator("#commands .word")
-    assert words.count() > 5
-    assert words.evaluate_all("(found) => found.every((word) => word.getClientRects().length === 1)")
 
 
 @pytest.mark.parametrize(("name", "width", "scheme"), [*looks("h200", "samples", "mixed"), ("hostile", 390, "light")])

@@ -7,15 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from command_line import make_runner, refused
 from paired_runs import git, make_repository, process_rounds
 from written_runs import case
 
 from mtabench.commands import ab
-from mtabench.comparing.compare import LEVEL, judge
-from mtabench.comparing.inference import by_pairs, paired_ratios
 from mtabench.results.runs import read_run
 
 ROOT = Path(__file__).parents[2]
@@ -83,24 +80,6 @@ def test_a_dirty_working_tree_is_measured_as_it_is(mtabench, processes, reposito
     assert read_run(Path("out/head.csv")).values("git_dirty") == {"true"}
 
 
-def test_the_same_revision_twice_is_said_to_be_noise(mtabench, processes):
-    processes(sides())
-    code, out, _ = mtabench("ab", "--base", "HEAD", "--head", "main", "--pairs", "2", *SWEEP, "--out", "out")
-    assert code == 0
-    assert "base and head are the same code: what is found is noise" in out
-
-
-def test_a_wrong_head_exits_with_4(mtabench, processes):
-    def results(folder, words, number):
-        found = sides()(folder, words, number)
-        return found | ({CELLS[1]: ("wrong", "error 0.5")} if number == 2 else {})
-
-    processes(results)
-    code, out, _ = mtabench("ab", "--base", "HEAD~1", "--pairs", "2", *SWEEP, "--out", "out")
-    assert code == 4
-    assert "broken: wrong: in 1 of 2 processes: error 0.5" in out
-
-
 def test_a_head_without_a_time_is_broken(mtabench, processes):
     """Its processes end with 5, which says so; that is what is compared, and no failure of the comparison."""
     stand_in = processes(sides())
@@ -115,28 +94,6 @@ def test_a_head_without_a_time_is_broken(mtabench, processes):
     code, out, _ = mtabench("ab", "--base", "HEAD~1", "--pairs", "2", *SWEEP, "--out", "out")
     assert code == 1
     assert out.count("broken: error: no such instruction") == len(CELLS)
-
-
-def test_a_benchmark_that_the_head_lost_fails(mtabench, processes):
-    def results(folder, words, number):
-        found = sides()(folder, words, number)
-        return {CELLS[0]: found[CELLS[0]]} if "/head-" in words[words.index("--out") + 1] else found
-
-    processes(results)
-    words = ("ab", "--base", "HEAD~1", "--pairs", "2", *SWEEP, "--junit", "ab.xml")
-    code, out, _ = mtabench(*words, "--out", "out")
-    assert code == 1
-    assert "fails with exit code 1: 1 gone" in out
-    assert '<failure type="gone"' in Path("ab.xml").read_text()
-    assert mtabench(*words, "--fail-on", "slower", "--out", "again", "--overwrite")[0] == 0
-
-
-def test_a_gate_in_which_nothing_could_be_compared_fails(mtabench, processes):
-    processes(lambda *_: dict.fromkeys(CELLS, ("invalid", "throttled")))
-    code, out, _ = mtabench("ab", "--base", "HEAD~1", "--pairs", "2", *SWEEP, "--junit", "ab.xml", "--out", "out")
-    assert code == 5
-    assert "fails with exit code 5: nothing was compared" in out
-    assert '<error type="nothing compared"' in Path("ab.xml").read_text()
 
 
 def test_unclear_cells_are_measured_again(mtabench, processes):
@@ -246,21 +203,6 @@ def test_too_few_pairs_are_said_before_anything_is_measured(mtabench, processes,
     assert "too few" not in mtabench("ab", "--base", "HEAD~1", *again, *one_cell, "--dry-run", "--out", "out")[1]
 
 
-def test_as_many_pairs_as_are_said_to_be_enough_find_twice_the_threshold():
-    """Planted in one of eight cells, with the noise that is taken for usual."""
-    generator, cells, found, comparisons = np.random.default_rng(3), 8, 0, 300
-    pairs_enough = int(re.search(r"type --pairs (\d+)", ab.few_pairs(2, cells, 0.02, LEVEL))[1])
-    for _ in range(comparisons):
-        logs = generator.normal(0, ab.USUAL_NOISE, (cells, pairs_enough))
-        logs[-1] += np.log1p(0.04)
-        ratios = paired_ratios(
-            by_pairs([[[[1.0]]] * pairs_enough] * cells, [[[[one]] for one in cell] for cell in np.exp(logs)])
-        )
-        found += judge(ratios, 0.02)[-1] == "slower"
-    assert found >= 0.9 * comparisons
-    assert ab.few_pairs(pairs_enough, cells, 0.02, LEVEL) == ""
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -290,11 +232,6 @@ def test_wrong_usage_starts_nothing(mtabench, processes, repository, words, sent
     assert stand_in.calls == []
     assert git(repository, "status", "--porcelain") == ""
     assert not (repository / "out").exists()
-
-
-def test_outside_a_repository(mtabench, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    refused(mtabench("ab", "--base", "HEAD", *SWEEP), "cannot be used as a git checkout", "run this in a checkout")
 
 
 def test_a_dry_run_touches_nothing(mtabench, processes, repository):
@@ -360,10 +297,3 @@ def test_a_planted_sleep_is_found_by_real_processes(checkout, tmp_path):
         assert run.values("git_dirty") == {"false"}
     (cell,) = run.cells.values()
     assert cell.row["median_ms"] > 100
-
-
-@pytest.mark.long
-def test_the_same_revision_twice_passes_in_real_processes(checkout, tmp_path):
-    done = run_ab(checkout, tmp_path, "--base", "HEAD~1", "--head", "HEAD~1", "--pairs", "2")
-    assert done.returncode == 0, done
-    assert "the same code" in done.stdout

@@ -9,9 +9,8 @@ import pytest
 from command_line import make_runner
 from written_runs import WITH_TIME, case, rounds, write_pair, write_run
 
-from mtabench.comparing.compare import FAIL_ON, compare, judge, parse_fail_on, parse_threshold
+from mtabench.comparing.compare import compare, judge, parse_threshold
 from mtabench.comparing.inference import LogRatios
-from mtabench.options import Comparing
 from mtabench.results.runs import read_run
 
 
@@ -78,27 +77,6 @@ def test_verdicts_and_exit_codes(mtabench, pair, head, fail_on, code, verdict):
         assert verdict in out.splitlines()[2]  # the most urgent comes first
     start = f"fails with exit code {code}: " if code else "passes: "
     assert out.splitlines()[-1].startswith(start)
-
-
-def test_a_lost_benchmark_fails_also_where_the_first_run_has_no_valid_time(mtabench, pair):
-    pair(base={case(512): ("invalid", "throttled")})
-    code, out, _ = mtabench("compare", "base.csv", "head.csv")
-    assert code == 1
-    assert "gone: not in the second run, and the first run's is invalid: throttled" in out
-
-
-def test_what_passes_although_it_is_in_doubt_is_said(mtabench, pair):
-    pair(head={case(64): ("oom", "no room"), case(128): None, case(256): rounds(4.0, noise=0.3)})
-    code, out, _ = mtabench("compare", "base.csv", "head.csv", "--fail-on", "slower")
-    assert code == 0
-    assert out.splitlines()[-1] == (
-        "passes: none is slower (--fail-on slower), although there is 1 broken, 1 gone, 1 unclear"
-    )
-
-
-def test_the_default_of_fail_on_is_that_of_compare():
-    assert parse_fail_on(Comparing().fail_on) == FAIL_ON
-    assert parse_fail_on(" unclear, slower") == ("slower", "unclear")
 
 
 def bimodal(fast, slow, slow_share, seed):
@@ -169,11 +147,6 @@ def test_an_interval_inside_the_bound_is_the_same():
     assert judge(replace(sure, values=np.log1p([-0.0201])), 0.02) == ["faster"]
 
 
-def test_one_round_finds_nothing(mtabench, pair):
-    pair(head={one: rounds(ms, count=1) for one, ms in WITH_TIME.items()})
-    assert "detectable" not in "".join(mtabench("compare", "base.csv", "head.csv")[1].splitlines()[2:])
-
-
 def test_a_cell_without_a_time_in_the_first_run(mtabench, pair):
     pair(base={case(64): ("oom", "no room"), case(128): ("invalid", "throttled")}, head={case(256): None})
     code, out, _ = mtabench("compare", "base.csv", "head.csv")
@@ -187,21 +160,6 @@ def test_the_threshold_is_the_change_that_counts(mtabench, pair):
     pair(head={case(64): rounds(1.03, seed=20)})
     assert [mtabench("compare", "base.csv", "head.csv", "--threshold", t)[0] for t in ("1%", "2 %", "5%")] == [1, 1, 0]
     assert parse_threshold("0.5%") == pytest.approx(0.005)
-
-
-def test_the_same_files_give_the_same_verdict(pair, tmp_path):
-    pair(head={case(64): rounds(1.02, noise=0.02, seed=20)})
-    base, head = (read_run(tmp_path / name) for name in ("base.csv", "head.csv"))
-    assert compare(base, head, 0.02) == compare(base, head, 0.02)
-
-
-def test_swapping_the_runs_swaps_slower_and_faster(pair, tmp_path):
-    pair(head={case(64): rounds(1.05, seed=20)})
-    base, head = (read_run(tmp_path / name) for name in ("base.csv", "head.csv"))
-    (slower, *_), (faster, *_) = compare(base, head, 0.02).cells, compare(head, base, 0.02).cells
-    assert (slower.verdict, faster.verdict) == ("slower", "faster")
-    assert 1 + slower.change == pytest.approx(1 / (1 + faster.change))
-    assert "measured after" in compare(head, base, 0.02).notes[0]
 
 
 def test_other_versions_are_noted(mtabench, pair):
@@ -218,3 +176,12 @@ def test_decode_files_from_before_splits_could_be_swept(tmp_path):
     write_run(tmp_path / "new.csv", {case(64, "triton", pass_="decode", splits="auto"): rounds(1.1)}, run_id="new")
     (found,) = compare(read_run(tmp_path / "old.csv"), read_run(tmp_path / "new.csv"), 0.02).cells
     assert found.verdict == "slower"
+
+
+def test_what_passes_although_it_is_in_doubt_is_said(mtabench, pair):
+    pair(head={case(64): ("oom", "no room"), case(128): None, case(256): rounds(4.0, noise=0.3)})
+    code, out, _ = mtabench("compare", "base.csv", "head.csv", "--fail-on", "slower")
+    assert code == 0
+    assert out.splitlines()[-1] == (
+        "passes: none is slower (--fail-on slower), although there is 1 broken, 1 gone, 1 unclear"
+    )

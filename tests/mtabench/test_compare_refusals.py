@@ -10,7 +10,6 @@ from command_line import make_runner
 from written_runs import WITH_TIME, case, rounds, write_pair
 
 from mtabench.comparing.compare import NotComparableError, compare
-from mtabench.errors import UsageError
 from mtabench.results.runs import read_run, read_samples
 
 
@@ -178,13 +177,6 @@ def test_a_file_is_replaced_only_when_asked(mtabench, pair, tmp_path, option):
     assert mtabench("compare", "base.csv", "head.csv", option, "mine", "--overwrite")[0] == 0
     assert "precious" not in (tmp_path / "mine").read_text()
     assert mtabench("compare", "base.csv", "head.csv", option, "/dev/null")[0] == 0
-
-
-def test_one_run_given_as_two_is_refused(pair, tmp_path):
-    pair()
-    run = read_run(tmp_path / "base.csv")
-    with pytest.raises(UsageError, match="same run"):
-        compare(run, run, 0.02)
 
 
 @pytest.mark.parametrize(("cell", "first"), [("c", "1"), ("c", "1.0"), ("é", "1")])

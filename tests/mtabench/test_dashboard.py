@@ -45,14 +45,6 @@ def test_a_site_is_static_files_and_the_command_says_what_got_slower(site):
     ]
 
 
-def test_a_change_of_few_runs_is_said_to_be_unsure(mtabench, tmp_path):
-    for run, ms in enumerate((1.0, 1.1)):
-        write(tmp_path / f"runs/{run}.csv", [row(run, ms)])
-    _, out, _ = mtabench("dashboard", "runs", "-o", "site")
-    headline = f"10.0 % slower: {sha(0)}..{sha(1)}, not confirmed yet"
-    assert any(line.endswith(headline) for line in out.splitlines())
-
-
 def test_data_hold_everything_for_other_tools(site):
     data = json.loads(site[0]["data.json"])
     assert (data["format"], data["version"]) == ("mtabench-dashboard", 1)
@@ -102,11 +94,6 @@ def test_every_field_is_in_the_documentation(site):
     assert set().union(*parts) <= named
 
 
-def test_the_badge_is_that_of_shields_io(site):
-    shown = json.loads(site[0]["badge.json"])
-    assert shown == {"schemaVersion": 1, "label": "performance", "message": "15 slower, 1 broken", "color": "red"}
-
-
 @pytest.mark.parametrize(
     ("counts", "message", "colour"),
     [
@@ -149,24 +136,6 @@ def test_a_site_is_written_again_but_never_over_anything_else(mtabench, year, tm
 def test_wrong_options_are_one_sentence_and_write_nothing(mtabench, year, tmp_path, words, expected):
     refused(mtabench("dashboard", year, "-o", "site", *words), expected)
     assert not (tmp_path / "site").exists()
-
-
-def test_a_folder_without_results_is_one_sentence(mtabench, tmp_path):
-    (tmp_path / "empty").mkdir()
-    for folder in ("empty", "missing"):
-        refused(mtabench("dashboard", folder, "-o", "site"))
-    assert not (tmp_path / "site").exists()
-
-
-def test_broken_files_are_told_at_the_end_and_on_the_page(mtabench, tmp_path):
-    write(tmp_path / "results/good.csv", [row(0, 1.0)])
-    write(tmp_path / "results/sha.csv", [row(1, 1.0, git_sha="<script>")])
-    (tmp_path / "results/good.samples.csv").write_text("")
-    code, out, _ = mtabench("dashboard", "results", "-o", "site")
-    assert code == 0
-    assert "left out: files of samples: 1" in out
-    assert "broken: line 2 of sha.csv has '<script>' in the column git_sha" in out
-    assert json.loads((tmp_path / "site/data.json").read_text())["read"]["broken_files"] == 1
 
 
 def test_hostile_texts_are_text_in_every_file(mtabench, tmp_path):

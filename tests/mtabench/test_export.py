@@ -70,20 +70,6 @@ def test_latex_has_units_in_its_header_and_says_what_rows_share(mtabench, path):
     assert all(line.endswith(" \\\\") for line in body)
 
 
-@pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
-@pytest.mark.parametrize("hostile", [False, True])
-def test_latex_compiles(mtabench, path, tmp_path, hostile):
-    if hostile:
-        poison(path)
-    assert mtabench("export", "a.csv", "--out", "table.tex")[0] == 0
-    (tmp_path / "doc.tex").write_text(
-        "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\\input{table}\\end{document}"
-    )
-    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "doc.tex"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, errors="replace")
-    assert done.returncode == 0, done.stdout[-2000:]
-
-
 def test_parquet_is_typed_and_null_where_nothing_is_known(mtabench, path, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     assert mtabench("export", "a.csv", "--out", "a.parquet")[0] == 0
@@ -133,11 +119,6 @@ def test_hostile_texts_stay_in_their_cells_of_markdown(mtabench, path):
     assert max(map(len, TEXTS)) > max(map(len, rows))  # and long ones are cut
 
 
-def test_where_and_sort_hold_for_exports(mtabench, path):
-    _, out, _ = mtabench("export", "a.csv", "--where", "status=ok,op=conv-attention", "--sort", "median_ms")
-    assert [line.split(" | ")[1] for line in out.splitlines() if line.startswith("| 1k")] == ["triton", "eager"]
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -163,12 +144,6 @@ def test_bad_words_are_one_sentence_and_write_nothing(mtabench, path, tmp_path, 
     before = contents(tmp_path)
     refused(mtabench("export", *words.split()), sentence)
     assert contents(tmp_path) == before
-
-
-def test_an_existing_file_is_replaced_when_asked(mtabench, path, tmp_path):
-    (tmp_path / "there.md").write_text("old")
-    assert mtabench("export", "a.csv", "--out", "there.md", "--overwrite")[0] == 0
-    assert (tmp_path / "there.md").read_text().startswith("forward, fp32")
 
 
 def test_what_a_link_names_is_replaced_and_the_link_stays(mtabench, path, tmp_path):
@@ -226,3 +201,17 @@ def test_a_pipe_gets_what_a_file_would_and_stays_a_pipe(mtabench, path, tmp_path
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert os.read(reader, 2**16) == (tmp_path / "b.csv").read_bytes()
     os.close(reader)
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
+@pytest.mark.parametrize("hostile", [False, True])
+def test_latex_compiles(mtabench, path, tmp_path, hostile):
+    if hostile:
+        poison(path)
+    assert mtabench("export", "a.csv", "--out", "table.tex")[0] == 0
+    (tmp_path / "doc.tex").write_text(
+        "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\\input{table}\\end{document}"
+    )
+    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "doc.tex"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]

@@ -146,11 +146,3 @@ def test_wrong_usage_starts_nothing(mtabench, processes, repository, words, sent
     refused(mtabench("history", *words, *([] if "--out" in words else ["--out", "past"])), sentence)
     assert stand_in.calls == []
     assert git(repository, "status", "--porcelain") == ""
-
-
-def test_a_dry_run_touches_nothing(mtabench, processes, repository):
-    stand_in = processes(slower_since(9))
-    code, out, _ = mtabench("history", "main", *SWEEP, "--dry-run", "--out", "past")
-    assert (code, stand_in.calls) == (0, [])
-    assert "dry run: nothing was measured; the results would go to past" in out
-    assert git(repository, "status", "--porcelain") == ""

@@ -90,9 +90,3 @@ def test_cells_of_one_side_and_cells_of_some_pairs(merged):
     assert list(base.cells) == [KEY]
     assert {len(cell.processes) for cell in head.cells.values()} == {2, 4}
     assert len(base.cells[KEY].processes) == 4
-
-
-def test_merging_more_pairs_replaces_what_fewer_gave(merged):
-    merged(*zip(times(1, 2), times(3, 4), strict=True))
-    base, *_ = merged(*zip(times(1, 2, 5), times(3, 4, 6), strict=True))
-    assert len(base.cells[KEY].processes) == 3

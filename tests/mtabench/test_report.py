@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from chart_cells import conv_cell, grid, plain_cell, write
+from chart_cells import conv_cell, grid, write
 from hostile_cells import COMMANDS, TEXTS, poison
 from written_runs import case, rounds, write_run
 
@@ -50,13 +50,6 @@ def test_page_and_markdown_are_written_beside_the_file(run, tmp_path):
     assert "# a on some, device" in (tmp_path / "a-report.md").read_text()
 
 
-def test_a_name_of_another_kind_is_said_with_what_is_written(run, tmp_path):
-    path = measured(tmp_path / "a.csv")
-    _, out, _ = run(path, "--out", tmp_path / "b.json", "--markdown", tmp_path / "c.txt")
-    assert out.splitlines() == [f"report: {tmp_path}/b.json (an HTML page)", f"report: {tmp_path}/c.txt (Markdown)"]
-    assert (tmp_path / "b.json").read_text().startswith("<!doctype html>")
-
-
 def test_a_report_is_replaced_and_another_file_is_not(run, tmp_path):
     path = measured(tmp_path / "a.csv")
     mine = tmp_path / "a-report.md"
@@ -69,16 +62,6 @@ def test_a_report_is_replaced_and_another_file_is_not(run, tmp_path):
     assert mine.read_text() == "notes of a person\n"
     assert run(path, "--overwrite")[0] == 0
     assert "person" not in mine.read_text()
-
-
-def test_out_moves_both_files_and_markdown_its_own(run, tmp_path):
-    path = measured(tmp_path / "a.csv")
-    assert run(path, "--out", tmp_path / "new" / "page.html")[0] == 0
-    assert sorted(one.name for one in (tmp_path / "new").iterdir()) == ["page.html", "page.md"]
-    assert run(path, "--out", tmp_path / "page.html", "--markdown", tmp_path / "text.md")[0] == 0
-    assert {one.name for one in tmp_path.iterdir()} == {
-        "a.csv", "a.samples.csv", "new", "page.html", "text.md"
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("option", ["--out", "--markdown"])
@@ -101,20 +84,6 @@ def test_sentences_are_computed_from_the_file():
     assert re.search(r"Forward: hopper reaches 51 % to 63 % of the roofline", text)
 
 
-def test_slow_cells_are_reported_in_gflops(tmp_path):
-    path = write(tmp_path / "a.csv", [plain_cell("eager", 64, 1.0, useful_tflops=6.68e-05)])
-    text = markdown(read_report(path))
-    assert (text.count("GFLOP/s"), "TFLOP/s" in text) == (1, False)
-    assert "| 0.0668 |" in text
-
-
-def test_what_is_slower_takes_longer_in_the_sentences(tmp_path):
-    cells = [*grid({(1024, 64): 0.5, (2048, 64): 0.125}), plain_cell("sdpa-flash", 1024, 256.0)]
-    text = "\n".join(read_report(write(tmp_path / "a.csv", cells)).summary).replace(TIMES, "x")
-    assert "triton takes 2.0x to 8.0x as long as eager, 4.0x in the geometric mean of 2 shapes" in text
-    assert "triton is 2.0x as fast as plain attention by sdpa-flash" in text
-
-
 def test_who_is_wrong_in_a_cell_is_no_large_figure(tmp_path):
     """A kernel that is fast where its fault does not show."""
     cells = [*grid({(1024, 64): 2.0, (2048, 64): 2.0}), conv_cell("mine", 1024, 1.0, speedup=64)]
@@ -123,15 +92,6 @@ def test_who_is_wrong_in_a_cell_is_no_large_figure(tmp_path):
     assert [one.words for one in found][:2] == [
         "as fast as eager: triton, geometric mean of 2 shapes",
         "triton at 2k tokens",
-    ]
-
-
-def test_a_speedup_over_plain_attention_is_no_second_large_figure():
-    """That of a model, whose baseline it is."""
-    found = read_report(ROOT / "results/nvidia-h200/model-1b-train.csv").figures
-    assert [one.words for one in found][:2] == [
-        "as long as the plain model: auto, geometric mean of 2 shapes",
-        "auto at 2k tokens, convolution 6x11, convolution in 1 of 4 layers",
     ]
 
 
@@ -145,12 +105,6 @@ def test_markdown_shows_times_failures_rounds_and_commands(tmp_path):
     assert report.figures[-1].value == "4 of 5"
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.endswith(" |") for line in tables)
-
-
-def test_a_file_without_any_time_gives_a_report(run, tmp_path):
-    path = write_run(tmp_path / "a.csv", {case(): ("error", "broke"), case(128): ("oom", "")})
-    assert run(path)[0] == 0
-    assert "**0 of 2** cells with a valid time" in (tmp_path / "a-report.md").read_text()
 
 
 def test_hostile_texts_are_text_in_markdown(tmp_path):

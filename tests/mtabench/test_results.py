@@ -20,7 +20,7 @@ from mta_kernels.plan import H200
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.prediction import plans
 from mtabench.problem.case import Case
-from mtabench.results.columns import STATUSES, TABLE
+from mtabench.results.columns import TABLE
 from mtabench.results.facts import RunFacts
 from mtabench.results.lock import FileLock
 from mtabench.results.results_file import (
@@ -92,13 +92,6 @@ def test_unknown_values_are_empty():
     ]  # fmt: skip
 
 
-def test_rows_are_on_disk_before_the_writer_closes(tmp_path):
-    path = tmp_path / "out.csv"
-    with Writer(path) as writer:
-        writer.write([row()])
-        assert len(read_results(path)) == 1
-
-
 def test_samples_stand_beside_the_rows_and_name_their_cell(tmp_path):
     path = tmp_path / "out.csv"
     cell = "/".join(key_of(case()))
@@ -112,17 +105,6 @@ def test_samples_stand_beside_the_rows_and_name_their_cell(tmp_path):
     written = read_results(path).iloc[0]
     assert len(cell.split("/")) == len(KEY_COLUMNS)
     assert cell.split("/")[KEY_COLUMNS.index("seq")] == f"{written['seq']:g}"
-
-
-def test_the_key_of_a_cell_is_the_key_of_its_row(tmp_path):
-    cases = [case(), case(128), case(impl="sdpa-flash", taps=None)]
-    cases.append(case(pass_="decode"))
-    cases += [case(pass_="decode", impl="triton", splits=splits) for splits in ("auto", 1, 24)]
-    with Writer(tmp_path / "out.csv") as writer:
-        writer.write([cell_row(c, FACTS, "error") for c in cases])
-    with Writer(tmp_path / "out.csv", resume=True) as writer:
-        assert list(writer.done) == [key_of(c) for c in cases]
-    assert read_results(tmp_path / "out.csv")["splits"].tolist() == ["", "", "", "", "auto", "1", "24"]
 
 
 def test_decode_rows_of_before_splits_were_swept_are_auto(tmp_path):
@@ -171,17 +153,6 @@ def test_without_locks_a_process_that_runs_is_one(tmp_path, monkeypatch):
     side.write_text(json.dumps(holder | {"host": "elsewhere"}))
     with pytest.raises(UsageError, match="is being written by"):
         Writer(path, resume=True)
-
-
-def test_an_existing_file_is_not_overwritten(tmp_path):
-    path = tmp_path / "out.csv"
-    with Writer(path) as writer:
-        writer.write([row()])
-    before = path.read_bytes()
-    with pytest.raises(UsageError, match=r"already exists.*--resume"):
-        Writer(path)
-    assert path.read_bytes() == before
-    assert files_in(tmp_path) == ["out.csv", "out.samples.csv"]  # and the lock is gone
 
 
 @pytest.mark.parametrize("keep", [1, 10, 200, 3])
@@ -243,14 +214,6 @@ def test_a_file_of_another_schema_is_refused_and_left_alone(tmp_path, damage, wo
     assert files_in(tmp_path) == ["other.csv"]
 
 
-@pytest.mark.parametrize("content", ["", ",".join(COLUMNS) + "\n"])
-def test_nothing_to_read_is_said(tmp_path, content):
-    path = tmp_path / "empty.csv"
-    path.write_text(content)
-    with pytest.raises(UsageError, match="no rows"):
-        read_results(path)
-
-
 def test_resume_refuses_columns_that_it_would_not_write(tmp_path):
     path = tmp_path / "more.csv"
     write_table(path, [row()], [*COLUMNS, "note"])
@@ -268,20 +231,6 @@ def test_an_output_path_that_cannot_be_written(tmp_path, monkeypatch, out):
         with pytest.raises(UsageError):
             attempt()
     assert files_in(tmp_path) == ["file", "folder"]
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_device_takes_no_rows(resume):
-    with pytest.raises(UsageError, match="/dev/null is no regular file"):
-        check_destination(Path("/dev/null"), resume)
-
-
-def test_no_permission_to_write(tmp_path, monkeypatch):
-    path = tmp_path / "out.csv"
-    Writer(path).close()
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(UsageError, match="not writable"):
-        check_destination(path, True)
 
 
 def test_a_place_that_takes_no_file_is_found_before_anything_is_measured():
@@ -361,10 +310,6 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_is_not_believed(tmp_path, m
     with pytest.raises(UsageError, match="second"):
         FileLock(tmp_path / "out.csv").acquire("third")
     second.release()
-
-
-def test_statuses_are_the_documented_ones():
-    assert ", ".join(STATUSES) == "ok, unsupported, wrong, oom, error, timeout, invalid"
 
 
 SAMPLE = ("run", "cell", 1, 1, 0.5)

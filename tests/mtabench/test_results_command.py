@@ -59,19 +59,6 @@ def test_a_cell_in_two_files_is_refused_and_the_latest_taken_if_asked(mtabench, 
     assert len(lines(tmp_path / "all.samples.csv")) == 200
 
 
-def test_the_same_rows_twice_are_one(mtabench, files, tmp_path):
-    for name in ("a", "a.samples"):
-        (tmp_path / f"copy{name[1:]}.csv").write_bytes((tmp_path / f"{name}.csv").read_bytes())
-    assert mtabench("results", "merge", "a.csv", "copy.csv", "--out", "all.csv")[0] == 0
-    for name in ("", ".samples"):
-        assert (tmp_path / f"all{name}.csv").read_bytes() == (tmp_path / f"a{name}.csv").read_bytes()
-
-
-def test_other_rows_that_started_at_the_same_time_are_not_chosen_from(mtabench, files, tmp_path):
-    write_run(tmp_path / "d.csv", {case(64): rounds(1.1)}, run_id="d")
-    refused(mtabench("results", "merge", "a.csv", "d.csv", "--latest", "--out", "all.csv"), "started at the same time")
-
-
 def test_cells_of_other_devices_stand_side_by_side_and_are_not_compared(mtabench, files, tmp_path):
     write_run(tmp_path / "d.csv", {case(64): rounds(1.1)}, run_id="d", device="other")
     assert mtabench("results", "merge", "a.csv", "d.csv", "--out", "all.csv")[0] == 0
@@ -83,14 +70,6 @@ def test_cells_of_other_devices_stand_side_by_side_and_are_not_compared(mtabench
     )
     assert mtabench("results", "select", "all.csv", "--where", "device=other", "--out", "one.csv")[0] == 0
     assert mtabench("compare", "one.csv", "d.csv")[0] == 2  # they hold the same run, and can be read
-
-
-def test_select_takes_rows_with_their_samples(mtabench, files, tmp_path):
-    code, out, err = mtabench("results", "select", "a.csv", "--where", "seq=128..256", "--out", "some.csv")
-    assert (code, out, err) == (0, "some.csv: 1 cell\n", "")
-    (cell,) = read_run(tmp_path / "some.csv").cells.values()
-    assert cell.row["seq"] == 128
-    assert len(cell.rounds) == 10
 
 
 def test_select_and_merge_give_the_file_back(mtabench, files, tmp_path):
@@ -185,14 +164,6 @@ def test_a_sweep_does_not_go_on_beside_compressed_samples(files, tmp_path):
     with pytest.raises(UsageError, match=r"a\.samples\.csv\.gz has the samples of .*; `gunzip` it first"):
         Writer(tmp_path / "a.csv", resume=True)
     assert not plain.exists()
-
-
-def test_overwrite_replaces_rows_and_samples(mtabench, files, tmp_path):
-    words = ("results", "select", "b.csv", "--where", "status=oom", "--out", "c.csv", "--overwrite")
-    samples_path(tmp_path / "b.csv").unlink()
-    assert mtabench(*words)[0] == 0
-    assert read_file(tmp_path / "c.csv").rows()[0]["reason"] == "no room"
-    assert not (tmp_path / "c.samples.csv").exists()  # they were those of the rows that are gone
 
 
 def test_a_failure_leaves_what_was_there(files, tmp_path, monkeypatch):

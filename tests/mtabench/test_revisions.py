@@ -68,11 +68,6 @@ def test_a_dirty_working_tree_is_itself(repository):
     assert (repository / "mtabench/code.py").read_text() == "revision = 2\n"
 
 
-def test_files_that_are_no_code_make_nothing_dirty(repository):
-    (repository / "notes.txt").write_text("not code\n")
-    assert not working_tree(Checkout(repository)).dirty
-
-
 def test_nothing_is_left_after_an_error_and_variables_of_a_hook_are_not_followed(repository, monkeypatch):
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     base = resolve(repository, "main", "--base")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from chart_cells import conv_cell, figure, lines, plain_cell, said, texts, words, write
 from command_line import make_runner
-from matplotlib.collections import PathCollection
 from written_runs import case, rounds, write_run
 
 from mtabench.charts.style import LIGHT
@@ -189,15 +188,6 @@ def test_an_idle_cpu_settles(monkeypatch):
     assert any(len(one.rounds) > 20 for one in found.values())
 
 
-def test_without_out_no_other_one_is_asked_for(tmp_path):
-    rows = read_file(write_run(tmp_path / "a.csv", CELLS)).rows()
-    (text,) = settled_lines(rows, 20, 10.0, out_typed=False)
-    assert text.endswith("If not, type the same command with --rounds 80 --time-limit 40")
-    rows[1]["run_delay"] = "0.83"
-    (text,) = settled_lines(rows, 20, 10.0, out_typed=False)
-    assert text.endswith("end it, and type the same command again")
-
-
 def test_run_delays_are_read_by_thread_and_the_longest_wait_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(run_delay, "THREADS", tmp_path)
     assert run_delays_s() == {}
@@ -299,15 +289,6 @@ def test_times_that_did_not_settle_are_hollow_and_the_chart_says_so(tmp_path):
     assert "settle" not in words(shown)
 
 
-def test_a_chart_of_no_times_says_nothing_of_them(tmp_path):
-    cells = [loose(conv_cell("triton", seq, 2.0, rel_error=1e-3, peak_memory_mb=5)) for seq in (1024, 2048)]
-    path = write(tmp_path / "a.csv", cells)
-    for kind in ("error", "memory"):
-        shown = figure(path, kind)
-        assert not hollow(shown.axes[0])
-        assert "settle" not in words(shown)
-
-
 def test_a_speedup_is_hollow_if_either_time_did_not_settle(tmp_path):
     cells = [
         loose(conv_cell("eager", 1024, 8.0, speedup=1)),
@@ -324,18 +305,6 @@ def test_a_speedup_is_hollow_if_either_time_did_not_settle(tmp_path):
     shown = figure(write(tmp_path / "b.csv", [*cells[3:5], *more]), "heatmap-head-dim")
     assert {"4.0x", "~2.0x"} <= set(said(texts(shown)))
     assert "~: 1 of 4 times did not settle" in words(shown)
-
-
-def test_the_ladder_and_the_roofline_mark_them_too(tmp_path):
-    names = ("c-loops", "c-tiled", "sdpa-flash")
-    cells = [plain_cell(name, 1024, 4.0 - i, useful_tflops=1 + i, gbytes_s=9) for i, name in enumerate(names)]
-    path = write(tmp_path / "a.csv", [*cells[:2], loose(cells[2])])
-    shown = figure(path, "ladder")
-    assert {"~2 ms", "3 ms", "4 ms"} <= set(said(texts(shown)))
-    assert len(hollow(shown.axes[0])) == 1
-    (axes,) = figure(path, "roofline").axes
-    colours = [item.get_facecolor()[0][:3].tolist() for item in axes.collections if isinstance(item, PathCollection)]
-    assert colours.count([1, 1, 1]) == 1
 
 
 def test_the_command_says_it_below_the_table(mtabench, monkeypatch):

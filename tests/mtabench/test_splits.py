@@ -8,7 +8,6 @@ from mtabench.problem.case import Case
 from mtabench.results.facts import RunFacts
 from mtabench.results.rows import cell_row
 from mtabench.results.splits import choices
-from mtabench.results.writer import Writer
 from mtabench.sweeps.table import auto_lines, line, results_table
 
 
@@ -62,15 +61,6 @@ def test_the_verdict(rows, sentence):
     assert auto_lines(rows) == [sentence]
 
 
-@pytest.mark.parametrize("status", ["wrong", "invalid", "oom", "error", "timeout", "unsupported"])
-def test_only_valid_times_count(status):
-    failed = row(24, 0.01, status=status)
-    (found,) = choices([AUTO, failed, *NUMBERS[::2]])
-    assert found.best == NUMBERS[2]
-    assert auto_lines([AUTO, failed]) == []
-    assert auto_lines([row("auto", 0.01, used=16, status=status), *NUMBERS]) == []
-
-
 def test_nothing_is_said_without_auto_or_without_numbers():
     other_shape = row("auto", 0.05, used=16, seq=4096)
     other_impl = AUTO | {"impl": "another"}
@@ -90,12 +80,6 @@ def test_each_shape_has_its_sentence_which_names_what_differs():
         f"head dim 128, seq 4k: {end}",
         f"head dim 128, seq 64k: {end}",
     ]
-
-
-def test_rows_of_a_file_say_the_same(tmp_path):
-    with Writer(tmp_path / "out.csv") as writer:
-        writer.write([AUTO, *NUMBERS])
-        assert auto_lines(list(writer.done.values())) == auto_lines([AUTO, *NUMBERS])
 
 
 def test_splits_are_shown_where_they_vary():

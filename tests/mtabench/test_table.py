@@ -9,7 +9,6 @@ from written_runs import ENVIRONMENT, case, rounds
 
 from mtabench.measuring.timing import Measurement
 from mtabench.results.facts import RunFacts
-from mtabench.results.results_file import text_of
 from mtabench.results.rows import cell_row, timed_row
 from mtabench.sweeps.table import print_results, results_table
 
@@ -71,15 +70,3 @@ def test_a_frame_that_is_drawn_while_measuring_has_a_line_a_row():
     assert len(lines) == 3
     assert "there is no room" not in "".join(lines)
     assert "left out" not in "".join(lines)
-
-
-def test_slow_cells_are_shown_in_gflops():
-    rows = [timed(64, 1000.0), timed(128, 1000.0)]
-    header, *lines = printed(200, rows=rows)
-    assert ("GFLOP/s" in header, "TFLOP/s" in header) == (True, False)
-    end = header.index("GFLOP/s") + len("GFLOP/s")
-    found = [float(line[:end].split()[-1]) for line in lines]
-    assert found == pytest.approx([1e3 * row["useful_tflops"] for row in rows], rel=0.01)
-    resumed = [{name: text_of(value) for name, value in row.items()} for row in rows]  # a file's rows are texts
-    assert "GFLOP/s" in printed(200, rows=resumed)[0]
-    assert "TFLOP/s" in printed(200)[0]

@@ -7,8 +7,7 @@ import signal
 from functools import partial
 
 import pytest
-from command_line import contents, make_runner, refused
-from hostile_cells import poison
+from command_line import make_runner, refused
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from written_runs import case, rounds, write_run
@@ -19,12 +18,9 @@ from mtabench.errors import UsageError
 from mtabench.measuring.kept_ceilings import PLACE, keep_ceilings
 from mtabench.results import csv_reading, runs
 from mtabench.results import results_file as results
-from mtabench.results.columns import TABLE
 from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import (
     COLUMNS,
-    NUMERIC_COLUMNS,
-    SAMPLE_COLUMNS,
     read_file,
     read_results,
     samples_path,
@@ -209,7 +205,7 @@ def test_what_is_no_results_file_is_refused(mtabench, tmp_path, change, sentence
     refused(mtabench("show", "a.csv"), sentence)
 
 
-@pytest.mark.parametrize("folder", [".", "..", "/"])
+@pytest.mark.parametrize("folder", [".", "/"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -264,16 +260,6 @@ def test_what_a_terminal_would_obey_is_visible_wherever_a_file_is_read(tmp_path)
     assert next(iter(read_run(path).cells.values())).rounds  # row and samples still find each other
 
 
-def test_no_path_in_a_file_is_opened(mtabench, tmp_path, monkeypatch):
-    path = poison(write_run(tmp_path / "a.csv", CELLS))
-    opened = []
-    original = csv_reading.Path.open
-    monkeypatch.setattr(csv_reading.Path, "open", lambda self, *a, **k: opened.append(self) or original(self, *a, **k))
-    assert mtabench("show", "a.csv")[0] == 0
-    assert {one.name for one in opened} == {"a.csv"}
-    assert path.name in contents(tmp_path)
-
-
 COMMANDS = (
     ("show", "a.csv"),
     ("export", "a.csv"),
@@ -322,11 +308,6 @@ def test_a_sentence_about_a_hostile_file_is_one_printable_line(mtabench, tmp_pat
     assert (code, out) == (2, "")
     assert err.rstrip("\n").isprintable()
     assert "##[" not in err
-
-
-def test_every_number_is_checked():
-    assert set(NUMERIC_COLUMNS) <= {column.name for column in TABLE if column.field.check}
-    assert SAMPLE_COLUMNS[4] == "ms"
 
 
 def test_what_a_link_leads_to_is_not_written(tmp_path):

@@ -12,7 +12,6 @@ from rich.text import Text
 from written_runs import case, rounds, write_run
 
 from mta_kernels.operation import Gate, HeadMix, Norm
-from mtabench import tables
 from mtabench.console import make_console, significant
 from mtabench.prose import wrapped
 from mtabench.tables import Column, as_columns, blocks, fitted, lines, print_prose
@@ -110,24 +109,6 @@ def test_words_before_a_table_are_not_broken(at, tmp_path):
     name = f"{'x' * 62}.csv"
     write_run(tmp_path / name, {case(): rounds(1.0), case(128): ("unsupported", "no such kernel")})
     assert at(80, ("show", name)).splitlines()[:2] == [f"{name}: 2 cells: 1", "ok, 1 unsupported"]
-
-
-def test_explain_says_the_limits_of_the_gpu_once(at):
-    words = ("explain", "fwd", "--seq", "1k,2k", "--impl", "eager,sdpa-cudnn,cuda-conv", "--device-name", "h200")
-    out = at(80, words)
-    assert out.count("on NVIDIA H200: products at ") == 1
-    assert out.count("no prediction: cuda-conv is not planned; ") == 2
-    tables = out.partition("fwd sdpa-cudnn")[0].partition("fwd eager")[2]
-    assert "shared" not in tables  # nobody knows what PyTorch's kernels have, and there is no column for it
-    assert "convolution" in tables
-
-
-def test_the_width_of_a_column_is_found_once_and_not_for_each_row(monkeypatch):
-    """100,000 rows took hours: each of them measured all the others."""
-    measured = []
-    monkeypatch.setattr(tables, "_length", lambda text: measured.append(text) or len(text))
-    assert len(list(lines(as_columns(("a", "b"), [("x", "1")] * 100)))) == 101
-    assert len(measured) < 500
 
 
 def test_columns_that_do_not_fit_go_into_blocks_below():

@@ -5,7 +5,6 @@ from chart_cells import conv_cell, write
 
 from mtabench.charts.ceilings import known_ceilings
 from mtabench.charts.data import read_cells
-from mtabench.errors import UsageError
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
 
@@ -48,14 +47,6 @@ def test_rows_of_different_runs_do_not_pin_a_ceiling_together(tmp_path):
     assert found.matmul_tflops is None
 
 
-def test_of_several_runs_the_highest_ceiling_is_taken_and_the_least_named(tmp_path):
-    cells = [cell(n, 500 + n, run_id="a") for n in (1, 100)]
-    cells += [cell(n, 500 + n, run_id="b", matmul=700) for n in (2, 200)]
-    found = ceilings(tmp_path, cells)
-    assert found.matmul_tflops == pytest.approx(MATMUL, rel=1e-4)
-    assert "matrix products 807 TFLOP/s from the rows (of several runs, the least 700)" in found.note
-
-
 def test_what_no_row_pins_is_looked_up_beside_the_file(tmp_path):
     keep_ceilings(tmp_path / "ceilings.json", PLACE, {"bf16": Ceilings(4000.0, 700.0), "fp16": Ceilings(1.0, 1.0)})
     found = ceilings(tmp_path, [cell(1, 500), cell(2, 1000)])
@@ -88,9 +79,3 @@ def test_reading_is_looked_up_for_cached_passes_alone(tmp_path, name):
 def test_ceilings_of_another_place_are_not_taken(tmp_path):
     keep_ceilings(tmp_path / "ceilings.json", PLACE | {"torch": "2.0"}, {"bf16": Ceilings(20.0, 0.5)})
     assert ceilings(tmp_path, [cell(1, 500)])[:2] == (None, None)
-
-
-def test_a_file_of_something_else_is_one_sentence(tmp_path):
-    (tmp_path / "ceilings.json").write_text("[1]")
-    with pytest.raises(UsageError, match="is not a file of ceilings"):
-        ceilings(tmp_path, [cell(1, 500)])

@@ -4,7 +4,6 @@ import pytest
 from chart_cells import conv_cell, oom, plain_cell, write
 
 from mtabench.charts.data import one_line_each, read_cells, settings
-from mtabench.charts.kinds.splits import split_panels
 from mtabench.charts.panels import panels, times
 from mtabench.charts.style import DARK, LIGHT, Look
 from mtabench.errors import UsageError
@@ -82,44 +81,11 @@ def test_an_implementation_has_one_line_whatever_its_splits(tmp_path, splits, la
     assert (list(triton.x), list(triton.y)) == ([1024, 4096], expected)
 
 
-def test_best_splits_leave_failures_out_where_another_number_succeeds(tmp_path):
-    cells = [conv_cell("triton", 1024, 5.0, splits=2), conv_cell("triton", 1024, 1.0, splits=4, status="invalid")]
-    cells += [oom("triton", 2048, splits=splits) for splits in (2, 4)]
-    panel = one_panel(write(tmp_path / "a.csv", [{**cell, "pass": "decode"} for cell in cells]))
-    assert list(panel.lines[0].y[:1]) == [5.0]
-    assert [(failure.label, failure.xs) for failure in panel.failures] == [("triton, best splits", (2048,))]
-
-
 def test_a_failed_auto_is_not_replaced(tmp_path):
     cells = [*decode_cells([2, 4]), oom("triton", 1024, splits="auto", **{"pass": "decode"})]
     panel = one_panel(write(tmp_path / "a.csv", cells))
     assert [line.impl for line in panel.lines] == ["eager"]
     assert [(failure.label, failure.xs) for failure in panel.failures] == [("triton", (1024,))]
-
-
-def test_auto_of_a_file_without_splits_is_the_same_cell(tmp_path):
-    old = [{**cell, "started_utc": "2026-01-01T00:00:00Z"} for cell in decode_cells([""])]
-    files = [write(tmp_path / "old.csv", old), write(tmp_path / "new.csv", decode_cells(["auto"], used=2))]
-    with pytest.raises(UsageError, match="both have decode triton splits auto"):
-        read_cells([files[0], write(tmp_path / "b.csv", [c for c in decode_cells(["auto"]) if c["impl"] == "triton"])])
-    assert read_cells(files[1:]).query("impl == 'triton'")["splits_used"].tolist() == ["2", "2"]
-
-
-def test_time_against_splits_has_a_line_a_length_and_what_auto_took(tmp_path):
-    cells = [*decode_cells(["auto", 1, 4, 2], used=3), oom("triton", 4096, splits=8, **{"pass": "decode"})]
-    (panel,) = split_panels(read_cells([write(tmp_path / "a.csv", cells)]).query("splits != ''"))
-    short, long = panel.lines
-    assert panel.title == "triton, head dim 64, convolution 6x11"
-    assert (list(short.x), list(short.y), short.auto) == ([1, 2, 4], [2, 1, 3], (3, 2))
-    assert (list(long.x), list(long.y[:3]), long.auto) == ([1, 2, 4, 8], [7, 6, 4], (3, 5))
-    assert list(short.low) == pytest.approx([1.8, 0.9, 2.7])
-    assert [(failure.label, failure.xs) for failure in panel.failures] == [("4k keys", (8,))]
-
-
-@pytest.mark.parametrize("splits", [["auto"], ["auto", 2], [2], [""]])
-def test_one_number_of_splits_makes_no_chart_against_splits(tmp_path, splits):
-    cells = read_cells([write(tmp_path / "a.csv", decode_cells(splits, used=3))])
-    assert split_panels(cells[cells["splits"] != ""]) == []
 
 
 def shown(cells):
@@ -135,16 +101,6 @@ def test_plain_attention_is_grey_beside_conv_attention_and_coloured_alone():
     assert beside["tiled"] in SPARE_YARDSTICKS
     assert beside["mine"] in SPARE_STYLES
     assert alone["sdpa-flash"] == beside["sdpa-flash"] == own_styles()["sdpa-flash"]
-
-
-def test_the_rungs_of_the_ladder_are_grey_beside_conv_attention_too():
-    rungs = [plain_cell(name, 1024, 1.0) for name in ("c-tiled", "flex")]
-    alone = styles_of(shown(rungs))
-    beside = styles_of(shown([*rungs, conv_cell("triton", 1024, 2.0)]))
-    for name in ("c-tiled", "flex"):
-        assert alone[name] == own_styles(alone=True)[name]
-        assert beside[name] in SPARE_YARDSTICKS
-    assert beside["c-tiled"] != beside["flex"]
 
 
 EVERY_STYLE = (*own_styles().values(), *own_styles(alone=True).values(), *SPARE_STYLES, *SPARE_YARDSTICKS)

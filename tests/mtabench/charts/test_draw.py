@@ -12,7 +12,6 @@ from mtabench.charts import KINDS, draw
 from mtabench.charts.style import DARK
 from mtabench.cli import main
 from mtabench.errors import UsageError
-from mtabench.problem.case import PASSES
 from mtabench.results.columns import TABLE
 
 
@@ -144,22 +143,6 @@ def test_bad_options_are_one_sentence_and_write_nothing(plot, sweep, tmp_path, t
     assert list(tmp_path.iterdir()) == [sweep]
 
 
-def test_help_names_every_kind(plot):
-    _, out, _ = plot("--help")
-    assert all(kind in "".join(out.split()) for kind in KINDS)
-
-
-def test_no_file_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match="no results file"):
-        draw([], tmp_path)
-
-
-def test_every_pass_in_a_file_has_its_charts(tmp_path):
-    cells = [conv_cell("triton", 1024, 3, **{"pass": pass_}) for pass_ in PASSES]
-    paths = draw([write(tmp_path / "all.csv", cells)], tmp_path, formats=["svg"])
-    assert [path.stem for path in paths] == [f"{pass_}-time" for pass_ in PASSES]
-
-
 def test_what_one_chart_cannot_show_makes_charts_named_after_it(tmp_path):
     cells = [
         conv_cell("eager", seq, 1.0, dtype=dtype, batch=batch)
@@ -196,10 +179,8 @@ def test_settings_of_matplotlib_neither_change_the_charts_nor_are_changed(sweep,
 
 HOSTILE = (
     r"$\frac{1}{0}$",
-    r"$\undefined",
     "$$ & <script>alert(1)</script> -->",
     "]]><svg onload='x'>",
-    "{x}_y^z %s %(a)s",
     "X" * 10_000,
     "\N{CJK UNIFIED IDEOGRAPH-4E2D}\N{GRINNING FACE}",
 )

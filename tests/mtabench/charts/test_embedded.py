@@ -6,7 +6,6 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from chart_cells import conv_cell, oom, plain_cell, write
 
-from mtabench.charts import draw
 from mtabench.charts.data import read_cells
 from mtabench.charts.embedded import SVG, embedded_charts
 from mtabench.styles import own_styles
@@ -64,24 +63,6 @@ def test_colours_are_pairs_for_light_and_dark_and_texts_are_text(tmp_path, sweep
     assert not re.search(r"#00[0-9a-f]{4}(?!\w)", re.sub(r"light-dark\([^)]*\)", "", svg))
     assert re.search(r"<(\w+:)?text[^>]*>eager<", svg)
     assert not list(picture.iter(f"{{{SVG}}}style"))  # it would hold for the whole page
-
-
-def test_the_page_says_what_the_file_says(tmp_path):
-    cells = [conv_cell("eager", 1024, 12.0, speedup=1), conv_cell("triton", 1024, 3.0, speedup=4)]
-    path = write(tmp_path / "a.csv", cells)
-    chart, *others = embedded_charts(read_cells([path]), ["speedup", "overhead"])
-    assert others == []  # there is no plain attention
-    (file,) = draw([path], tmp_path, ["speedup"], formats=["svg"])
-    assert chart["title"] == "Forward: triton is 4.0\N{MULTIPLICATION SIGN} as fast as eager at 1k tokens"
-    assert "ratios of medians, with bands of their 95 % intervals" in chart["caption"][0]
-    assert [panel["title"] for panel in chart["panels"]] == ["head dim 64, convolution 6x11"]
-    assert file.exists()
-
-
-def test_a_row_that_stands_twice_keeps_the_others_places(tmp_path):
-    cell = conv_cell("triton", 1024, 1.0)
-    (picture,) = pictures(tmp_path, [cell, cell, conv_cell("triton", 2048, 1.0)])
-    assert sorted(points(picture)) == [0, 2]
 
 
 def test_names_of_a_stranger_are_text(tmp_path):

@@ -37,13 +37,6 @@ def test_heat_maps_of_convolutions_have_one_for_each_head_dim_and_implementation
     assert said(shown.axes[1].texts) == ["3.0x", "6.0x"]
 
 
-def test_numbers_that_do_not_fit_into_the_cells_are_left_out(measured):
-    speedups = {(seq, head_dim): 99999 for seq in range(1, 100) for head_dim in (64, 128)}
-    shown = measured("heatmap-head-dim", grid(speedups))
-    assert not shown.axes[0].texts
-    assert "the cells are too narrow for numbers" in words(shown)
-
-
 def test_heat_maps_of_models_hold_long_names_and_mark_what_rests_on_a_plain_time_that_did_not_settle(measured):
     loose = {"ci95_low_ms": 0.9, "ci95_high_ms": 1.1}
     mta = {"op": "mta", "mix": "heads", "post_conv_q": 6, "post_conv_k": 11}
@@ -58,13 +51,3 @@ def test_heat_maps_of_models_hold_long_names_and_mark_what_rests_on_a_plain_time
     ]  # fmt: skip
     assert said(shown.axes[0].texts) == ["~0.5x"] * 3
     assert "bf16 · 4 layers · 16 heads" in words(shown)
-
-
-def test_kernels_of_plain_attention_alone_have_charts_of_speedups(measured):
-    cells = [
-        plain_cell(impl, 1024, ms, head_dim=head_dim, speedup=4.0 / ms, baseline="sdpa-flash")
-        for impl, ms in (("sdpa-flash", 4.0), ("mine:attention", 2.0))
-        for head_dim in (64, 128)
-    ]
-    words = "Forward: mine:attention is 2.0x as fast as sdpa-flash in all of 2 shapes"
-    assert [title(measured(kind, cells)) for kind in ("heatmap-head-dim", "speedup")] == [words, words]

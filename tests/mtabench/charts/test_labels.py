@@ -43,15 +43,6 @@ def test_lines_are_named_at_their_ends_in_their_order_and_there_is_no_legend(mea
     assert faults(shown) == []
 
 
-def test_dots_lead_from_a_line_that_ends_early_to_its_name(measured):
-    cells = [conv_cell("triton", seq, seq / 1024) for seq in (1024, 2048, 4096, 8192)]
-    cells += [conv_cell("eager", seq, seq / 10) for seq in (1024, 2048)]
-    (axes,) = measured("time", [*cells, *(oom("eager", seq) for seq in (4096, 8192))]).axes
-    assert all(box.x0 > axes.bbox.x1 for box in names(axes).values())
-    (leader,) = filter(None, (getattr(text, "arrow_patch", None) for text in axes.texts))
-    assert leader.get_linestyle() == (0, (1, 3))
-
-
 def test_what_failed_is_said_below_and_marked_nowhere(measured):
     cells = [conv_cell("eager", 1024, 3.0, head_dim=head_dim) for head_dim in (64, 128)]
     cells += [conv_cell("triton", seq, 1.0, head_dim=head_dim) for seq in (1024, 2048, 4096) for head_dim in (64, 128)]

@@ -2,8 +2,6 @@
 
 from chart_cells import conv_cell, faults, plain_cell, said, title, words
 
-from mtabench.registry import GROUPS
-
 
 def test_ladder_goes_from_the_slowest_to_the_fastest_with_the_factor_of_each_step(measured):
     times = {"tiled": 20.0, "naive": 90.0, "sdpa-cudnn": 2.0}
@@ -38,26 +36,3 @@ def test_what_has_no_time_is_named_below_with_the_reason(measured):
                      "flash-attn (unsupported: not installed)"):  # fmt: skip
         assert expected in words(shown)
     assert faults(shown) == []
-
-
-def test_head_dims_have_a_panel_each_at_the_length_where_most_is_timed(measured):
-    """The slowest rung ends at 4k tokens: the ladder stands there, whole, and not at 8k."""
-    cells = []
-    for head_dim in (64, 128):
-        for seq in (2048, 4096, 8192):
-            for step, name in enumerate(GROUPS["ladder"]):
-                ms = None if step == 0 and seq == 8192 else seq * head_dim / 2**step
-                failed = {"status": "oom", "reason": "out of memory"} if ms is None else {}
-                cells.append(plain_cell(name, seq, ms, head_dim=head_dim, **failed))
-    shown = measured("ladder", cells)
-    assert [axes.get_title(loc="left") for axes in shown.axes] == ["4k tokens, head dim 64", "4k tokens, head dim 128"]
-    for axes in shown.axes:
-        assert [label.get_text() for label in axes.get_yticklabels()] == list(GROUPS["ladder"])
-    assert title(shown).endswith("14 steps up the ladder, at 4k tokens, head dim 128")
-    assert faults(shown) == []
-
-
-def test_a_head_dim_with_few_times_has_no_panel(measured):
-    cells = [plain_cell(name, 1024, ms) for name, ms in (("a", 9.0), ("b", 2.0), ("c", 1.0))]
-    shown = measured("ladder", [*cells, plain_cell("a", 1024, 18.0, head_dim=128)])
-    assert len(shown.axes) == 1

@@ -5,7 +5,6 @@ import pytest
 from chart_cells import conv_cell, grid, lines, oom, plain_cell, tick_labels, title, words
 from matplotlib.colors import to_hex
 
-from mtabench.charts.style import DARK
 from mtabench.charts.text import factor, number, percent
 from mtabench.styles import own_styles
 
@@ -99,19 +98,6 @@ def test_a_number_has_the_digits_that_its_interval_leaves(write, value, half, ex
     assert write(value, half) == expected
 
 
-def test_an_implementation_has_its_colour_in_both_themes(measured):
-    style = own_styles()["triton"]
-    for theme, colour in ((None, style.colour), (DARK, style.dark_colour)):
-        shown = measured("time", [conv_cell("triton", 1024, 2.0)], **({"theme": theme} if theme else {}))
-        assert {line.get_color() for line in shown.axes[0].get_lines()} == {colour}
-
-
-def test_time_of_decode_is_against_the_length_of_the_cache(measured):
-    shown = measured("time", [conv_cell("triton", 1024, 2.0, **{"pass": "decode"})])
-    assert "cache length (tokens)" in words(shown)
-    assert "causal" not in words(shown)
-
-
 @pytest.mark.parametrize(
     ("cells", "finding"),
     [
@@ -185,13 +171,6 @@ def test_speedup_of_plain_attention_is_over_the_baseline_of_its_panel(measured):
 )  # fmt: skip
 def test_the_title_of_speedup_states_its_range(measured, speedups, finding):
     assert title(measured("speedup", grid(speedups))) == f"Forward: {finding}"
-
-
-def test_a_panel_without_a_baseline_says_so(measured):
-    cells = [*grid({(1024, 64): 2}), oom("eager", 1024, head_dim=128), conv_cell("triton", 1024, 2.0, head_dim=128)]
-    shown = measured("speedup", cells)
-    assert "no speedup: the baseline has no time" in words(shown)
-    assert lines(shown.axes[0])["triton"] == [(1024, 2.0)]
 
 
 def test_memory_shows_the_peaks_and_who_takes_more(measured):
@@ -298,22 +277,3 @@ def test_the_memory_limit_of_decode_is_the_bandwidth_of_reading_where_rows_name_
     assert "90 % of the roofline at" in title(measured("roofline", cells))
     older = [cell | {"read_gbytes_s": ""} for cell in cells]
     assert "90 % of the roofline of a copy at" in title(measured("roofline", older))
-
-
-def test_bandwidth_without_a_known_limit_says_so(measured):
-    shown = measured("bandwidth", [conv_cell("triton", 1024, 1.0, gbytes_s=1000, **{"pass": "decode"})])
-    assert title(shown) == "Decode: triton reads the cache at 1,000 GB/s at 1k cached tokens"
-    assert "the device's ceilings are unknown" in words(shown)
-
-
-def test_a_generated_token_of_models_is_beside_that_of_the_plain_model(measured):
-    model = {"pass": "generate", "layers": 4}
-    plain = [plain_cell("plain", seq, 1.0, **model) for seq in (1024, 2048)]
-    own = [conv_cell("auto", seq, 2.0, conv_every=4, **model) for seq in (1024, 2048)]
-    shown = measured("overhead", [*plain, *own])
-    assert title(shown) == "Generated token: auto takes 2.0x as long as the plain model in all of 2 shapes"
-    assert shown.axes[0].get_xlabel() == "cache length (tokens)"
-    faster = [cell | {"baseline": "plain", "speedup": 0.5} for cell in own]
-    assert title(measured("time", [*plain, *faster])) == (
-        "Generated token: auto takes 2.0x as long as the plain model at 2k cached tokens"
-    )

@@ -36,20 +36,3 @@ def test_a_share_rests_on_both_times(measured):
     shown = measured("share", cells)
     assert said(shown.axes[0].texts) == ["~100 %"]
     assert "1 of 2 times did not settle" in words(shown)
-
-
-def test_lengths_have_panels(measured):
-    cells = [
-        cell
-        for seq in (2048, 16384)
-        for cell in (
-            plain_cell("plain", seq, 2.0, **MODEL | {"pass": "generate"}),
-            conv_cell("auto", seq, 2.0, conv_every=4, **MODEL | {"pass": "generate"}),
-        )
-    ]
-    shown = measured("share", cells)
-    assert [axes.get_title(loc="left") for axes in shown.axes] == [
-        f"{seq} cached tokens, head dim 128, batch 8" for seq in ("2k", "16k")
-    ]
-    assert title(shown) == "Generated token: auto has 100 % of the plain model's speed"
-    assert faults(shown) == []
