@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
 from mtabench.commands import RESULTS_FOLDER
-from mtabench.comparing.compare import LEVEL, unclear_cells
-from mtabench.comparing.comparison_reports import share
-from mtabench.comparing.inference import detectable
-from mtabench.comparing.pairs import (
-    MOST_PAIRS,
-    Progress,
-    check_pairs,
-    measure_pairs,
-    process_folder,
-    sides_of,
-)
+from mtabench.comparing.compare import ComparedCell, Comparison, compare, unclear_cells
+from mtabench.comparing.pairs import Progress, Side, check_pairs, measure_pairs, process_folder
 from mtabench.comparing.reporting import ComparisonOptions, check_outputs, refusal_reported, report
-from mtabench.comparing.rerun import LOOKS, compare_pairs, measure_again
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree
 from mtabench.comparing.sweep_words import SweepWords, announce
 from mtabench.console import PipeTolerantWriter, make_console, say
 from mtabench.errors import UsageError
+from mtabench.problem.case import Case
+from mtabench.prose import plural
+from mtabench.registry import typed_as
+from mtabench.results.merging import merge
 from mtabench.results.outputs import check_folder
+from mtabench.results.runs import read_run
 from mtabench.tables import print_prose
 
-USUAL_NOISE = 0.005  # of a pair, as results/nvidia-h200/noise.csv has it, in three cells of four
-FINE_ENOUGH = 2  # times the threshold: what pairs should find, since a change as small as it is missed half the time
+MOST_RERUNS = 2
+LOOKS = 1 + MOST_RERUNS
+
+Pairs = list[tuple[Path, Path]]
 
 
 def run(
@@ -63,49 +61,52 @@ def run(
     announce(console, plan, 2 * pairs, f"{pairs} pairs of processes")
     _say_revisions(console, revisions)
     looks = LOOKS if rerun_unclear else 1
-    few = few_pairs(pairs, len(plan.cases), asked.threshold, LEVEL / looks)
-    if few:
-        print_prose(console, few, "  ")
     if sweep.dry_run:
         print_prose(console, f"dry run: nothing was measured; the results would go to {folder}")
         return 0
     processes = process_folder(folder / "processes")
     with refusal_reported(asked), _nothing_left_of_wrong_usage(folder), folders_of(checkout, revisions) as folders:
-        sides = sides_of(checkout, revisions, folders)
+        both = [
+            Side(name, folders[name], revision, checkout.own, folders[name] / checkout.start)
+            for name, revision in revisions.items()
+        ]
+        sides = both[0], both[1]
         with Progress(console, 2 * pairs) as progress:
             files = measure_pairs(sides, sweep.words, pairs, processes, "", progress)
-        found = compare_pairs(files, folder, asked, looks)
+        found = _compared(files, folder, asked, looks)
         for rerun in range(1, looks):
             cells = unclear_cells(found)
             if cells:
                 from mtabench.sweeps.settings import measuring_words
 
-                how = measuring_words(plan.options)
-                files += measure_again(sides, cells, plan.device, how, pairs, processes, rerun)
-                found = compare_pairs(files, folder, asked, looks)
+                say(
+                    console,
+                    f"measuring {plural(len(cells), 'unclear cell')} again, {rerun} of at most {MOST_RERUNS} times",
+                )
+                words = [_repro(cell, plan.device, measuring_words(plan.options)) for cell in cells]
+                with Progress(console, 2 * pairs * len(cells)) as progress:
+                    for number, one in enumerate(words, start=1):
+                        files += measure_pairs(sides, one, pairs, processes, f"rerun{rerun}-cell{number}-", progress)
+                found = _compared(files, folder, asked, looks)
     code = report(found, asked)
     print_prose(console, f"results: {folder / 'base.csv'} and {folder / 'head.csv'}")
     output.report(f"the results are in {folder}")
     return code
 
 
-def few_pairs(pairs: int, cells: int, threshold: float, level: float) -> str:
-    """What to type instead if so many pairs find large slowdowns only, where pairs differ as usual; else empty."""
-    goal = FINE_ENOUGH * threshold
-    found = _found_by(pairs, cells, threshold, level)
-    if found <= goal:
-        return ""
-    enough = next((n for n in range(pairs, MOST_PAIRS) if _found_by(n, cells, threshold, level) <= goal), MOST_PAIRS)
-    return (
-        f"{pairs} pairs are too few: where pairs differ by {100 * USUAL_NOISE:g} %, they find slowdowns from "
-        f"{share(found)} on; type --pairs {enough}, which finds {share(goal)}"
-    )
+def _repro(cell: ComparedCell, device: str, how: Sequence[str]) -> list[str]:
+    """What measures a cell again on "cuda" or "cpu", with the options `how`."""
+    case = Case.of_row(cell.sides[-1].row, device)
+    return [*shlex.split(case.repro(typed_as(case.impl)))[1:], *how]
 
 
-def _found_by(pairs: int, cells: int, threshold: float, level: float) -> float:
-    """The smallest slowdown that so many pairs with the usual noise find in a share POWER of cases."""
-    errors, freedom = np.full(cells, USUAL_NOISE / np.sqrt(pairs)), np.full(cells, pairs - 1.0)
-    return float(np.expm1(detectable(errors, freedom, np.log1p(threshold), level)[0]))
+def _compared(files: Pairs, folder: Path, asked: ComparisonOptions, looks: int) -> Comparison:
+    """Put what the processes measured together in `folder`, and compare it."""
+    paths = folder / "base.csv", folder / "head.csv"
+    notes = merge(files, *paths)
+    base, head = map(read_run, paths)
+    found = compare(base, head, asked.threshold, asked.fail_on, looks)
+    return replace(found, notes=(*found.notes, *notes))
 
 
 @contextmanager

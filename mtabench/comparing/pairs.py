@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 import mtabench
-from mtabench.comparing.revisions import Checkout, Revision
+from mtabench.comparing.revisions import Revision
 from mtabench.console import say
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.escaping import printable
@@ -52,15 +52,6 @@ class Side:
     def words(self) -> str:
         """The side for a person."""
         return f"{self.name}, {self.revision.words}" if self.revision else self.name
-
-
-def sides_of(checkout: Checkout, revisions: Mapping[str, Revision], folders: Mapping[str, Path]) -> tuple[Side, Side]:
-    """Base and head, of such names, in the folders that hold them."""
-    base, head = (
-        Side(name, folders[name], revision, checkout.own, folders[name] / checkout.start)
-        for name, revision in revisions.items()
-    )
-    return base, head
 
 
 class StoppedError(MtabenchError):

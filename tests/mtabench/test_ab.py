@@ -80,22 +80,6 @@ def test_a_dirty_working_tree_is_measured_as_it_is(mtabench, processes, reposito
     assert read_run(Path("out/head.csv")).values("git_dirty") == {"true"}
 
 
-def test_a_head_without_a_time_is_broken(mtabench, processes):
-    """Its processes end with 5, which says so; that is what is compared, and no failure of the comparison."""
-    stand_in = processes(sides())
-    measure = stand_in.results
-
-    def results(folder, words, number):
-        head = "head-" in words[words.index("--out") + 1]
-        stand_in.code = 5 if head else 0
-        return dict.fromkeys(CELLS, ("error", "no such instruction")) if head else measure(folder, words, number)
-
-    stand_in.results = results
-    code, out, _ = mtabench("ab", "--base", "HEAD~1", "--pairs", "2", *SWEEP, "--out", "out")
-    assert code == 1
-    assert out.count("broken: error: no such instruction") == len(CELLS)
-
-
 def test_unclear_cells_are_measured_again(mtabench, processes):
     """The first pairs are noisy; those of the rerun are not, and are of the unclear cell alone."""
 
@@ -160,15 +144,6 @@ def test_a_process_that_fails_is_one_sentence(mtabench, processes, repository, r
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
-def test_results_of_another_schema_are_said(mtabench, processes, monkeypatch):
-    processes(sides())
-    monkeypatch.setattr("mtabench.results.columns.SCHEMA_VERSION", 99)
-    code, _, err = mtabench("ab", "--base", "HEAD~1", *SWEEP, "--out", "out")
-    assert (code, len(err.splitlines())) == (1, 1)
-    assert "writes results that this mtabench does not read: " in err
-    assert "schema version 99" in err
-
-
 def test_a_process_of_another_revision_is_refused(mtabench, processes, monkeypatch):
     monkeypatch.setattr("paired_runs.git_state", lambda folder: ("0123456789ab", False))
     processes(sides())
@@ -188,19 +163,6 @@ def test_ctrl_c_keeps_what_ended(mtabench, processes, repository):
     assert (code, err.splitlines()) == (130, ["mtabench: stopped; the processes that ended are kept in out/processes"])
     assert {path.name for path in Path("out/processes").glob("*-0?.csv")} == {"base-01.csv", "head-01.csv"}
     assert len(git(repository, "worktree", "list").splitlines()) == 1
-
-
-@pytest.mark.parametrize(("words", "enough"), [(("--pairs", "2"), 3), (("--pairs", "3", "--threshold", "1%"), 4)])
-def test_too_few_pairs_are_said_before_anything_is_measured(mtabench, processes, words, enough):
-    stand_in = processes(sides())
-    one_cell = [word.replace("64,128", "64") for word in SWEEP]
-    code, out, _ = mtabench("ab", "--base", "HEAD~1", *words, *one_cell, "--dry-run", "--out", "out")
-    assert (code, stand_in.calls) == (0, [])
-    (sentence,) = [line for line in out.splitlines() if "too few" in line]
-    assert f"type --pairs {enough}, which finds" in sentence
-    *others, _ = words
-    again = [f"{enough}" if word in ("2", "3") else word for word in (*others, words[-1])]
-    assert "too few" not in mtabench("ab", "--base", "HEAD~1", *again, *one_cell, "--dry-run", "--out", "out")[1]
 
 
 @pytest.mark.parametrize(
