@@ -60,7 +60,7 @@ def figures(path, kind, theme=LIGHT):
     cells = read_cells([path])
     look = Look(theme, styles_of(zip(cells["impl"], cells["op"] == "attention", strict=True)))
     of_pass = cells[cells["pass"] == cells["pass"].iloc[0]]
-    charts = [KINDS[kind].chart(setting) for _, setting in settings(of_pass, KINDS[kind].setting)]
+    charts = [KINDS[kind].chart(setting) for _, setting in settings(of_pass)]
     with applied(theme):
         return [make_figure(chart, look) for chart in charts if chart]
 

@@ -94,7 +94,7 @@ def _charts(cells: pd.DataFrame, kinds: Sequence[str], csv_paths: Sequence[str |
 def charts_of(cells: pd.DataFrame, name: str, kind: Kind) -> Iterator[tuple[str, Chart]]:
     """The charts of one kind that these cells give, each with its name; raises UsageError if one would be too large."""
     for pass_ in PASSES:
-        for suffix, setting in settings(cells[cells["pass"] == pass_], kind.setting):
+        for suffix, setting in settings(cells[cells["pass"] == pass_]):
             chart = kind.chart(setting)
             if chart:
                 yield f"{pass_}-{name}{suffix}", chart

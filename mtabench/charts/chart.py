@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mtabench.charts.data import SETTING
 from mtabench.charts.style import Look
 from mtabench.charts.text import balanced, filled
 from mtabench.problem.operations import OPERATION_COLUMNS
@@ -49,13 +48,11 @@ class Kind:
     """One sort of chart, a file in `kinds`, whose name is its word on the command line and in the names of charts.
 
     `chart` is given the cells of one pass and setting, and gives None if they cannot make this chart; `needs` then
-    says what would be needed. `setting` names the columns of which a chart shows one value. Kinds are drawn in the
-    order of `place`.
+    says what would be needed. Kinds are drawn in the order of `place`.
     """
 
     needs: str
     chart: Callable[[pd.DataFrame], Chart | None]
-    setting: tuple[str, ...] = SETTING
     place: int = 99
 
 

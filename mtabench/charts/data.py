@@ -76,19 +76,19 @@ def _refuse_two_rows(cells: pd.DataFrame, paths: Sequence[Path]) -> None:
     raise UsageError(f"{names[0]} and {names[1]} both have {cell}{more}; give one of them, or first `{merge}`")
 
 
-def settings(cells: pd.DataFrame, names: Sequence[str] = SETTING) -> Iterator[tuple[str, pd.DataFrame]]:
+def settings(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Split the cells of one pass into what one chart can show, each with the end of its file's name.
 
-    One chart shows one value of each of `names`. Raises UsageError if that makes more charts than anyone can want.
+    One chart shows one value of each of SETTING. Raises UsageError if that makes more charts than anyone can want.
     """
     if cells.empty:
         return
     parts = []
-    for _, group in cells.groupby([name for name in names if name != "batch_name"], sort=False):
+    for _, group in cells.groupby([name for name in SETTING if name != "batch_name"], sort=False):
         parts += [part.assign(batch_name=name) for name, part in _same_batch(group)]
     cells = pd.concat(parts)
-    differing = [name for name in names if cells[name].nunique() > 1]
-    groups = cells.groupby(list(names), sort=False)
+    differing = [name for name in SETTING if cells[name].nunique() > 1]
+    groups = cells.groupby(list(SETTING), sort=False)
     if groups.ngroups > MOST_SETTINGS:
         raise UsageError(
             f"these results hold {groups.ngroups} combinations of {', '.join(differing).replace('_name', '')}, each a "
@@ -96,7 +96,7 @@ def settings(cells: pd.DataFrame, names: Sequence[str] = SETTING) -> Iterator[tu
         )
     taken: set[str] = set()
     for values, group in groups:
-        words = [_slug(name, value) for name, value in zip(names, values, strict=True) if name in differing]
+        words = [_slug(name, value) for name, value in zip(SETTING, values, strict=True) if name in differing]
         suffix = stem = "".join(f"-{word}" for word in words)
         while suffix in taken:  # names that differ beyond what a file's name can hold
             suffix = f"{stem}-{len(taken) + 1}"

@@ -12,9 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from mtabench.charts.chart import PANEL_INCHES, Chart, columns_of
-from mtabench.charts.failures import failure_note
 from mtabench.charts.labels import ROW_INCHES, names_width, naming
-from mtabench.charts.panels import Line, Panel, broken
+from mtabench.charts.panels import Line, Panel, broken, failure_note
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, length_label, unsettled_note
 from mtabench.implementations import Style

@@ -15,11 +15,10 @@ from matplotlib.axes import Axes
 from mtabench.charts.ceilings import READING, Memory, intensity, known_ceilings
 from mtabench.charts.chart import PANEL_INCHES, Chart, Kind, columns_of, titled
 from mtabench.charts.data import one_line_each
-from mtabench.charts.failures import failure_note
 from mtabench.charts.findings import plain, reach, where
 from mtabench.charts.labels import names_width, naming
 from mtabench.charts.lines import log_ticks, plain_axes, spread, yardstick_notes
-from mtabench.charts.panels import Panel, broken, column, panels
+from mtabench.charts.panels import Panel, broken, column, failure_note, panels
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, number, percent, span, unsettled_note
 from mtabench.console import flop_unit

@@ -110,7 +110,6 @@ def test_a_dark_chart_has_a_name_and_a_page_of_its_own(plot, sweep, tmp_path):
         ("roofline", "useful_tflops and gbytes_s"),
         ("bandwidth", "decode cells with gbytes_s"),
         ("memory", "peak_memory_mb"),
-        ("error", "rel_error"),
         ("splits", "at least two numbers of splits"),
         ("ladder", "at least 3 implementations of plain attention"),
     ],
@@ -248,10 +247,7 @@ def numbers_at_the_bounds():
 
 CORNERS = {
     "one row": [conv_cell("triton", 1024, 2.0)],
-    "one length": [conv_cell(name, 1024, ms, speedup=12 / ms) for name, ms in (("eager", 12), ("triton", 1))],
     "all failed": [oom(name, seq) for name in ("eager", "triton", "compile") for seq in (1024, 2048, 4096)],
-    "ok without a time": [{**conv_cell("eager", 1024, None)}, {**plain_cell("sdpa-flash", 1024, None)}],
-    "1 to 1m": [conv_cell(name, 2**n, 2.0**n) for name in ("eager", "triton") for n in range(21)],
     "many and long names": [
         cell
         for n in range(10)

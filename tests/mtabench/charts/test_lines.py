@@ -184,27 +184,6 @@ def test_memory_shows_the_peaks_and_who_takes_more(measured):
     assert title(measured("memory", swapped)) == "Forward: triton takes 64x the memory of eager at 4k tokens"
 
 
-def test_error_has_a_panel_a_dtype_and_states_the_largest(measured):
-    cells = [
-        conv_cell(impl, seq, 1.0, speedup=1, dtype=dtype, rel_error=error * share * (1 if seq == 1024 else 2))
-        for dtype, error in (("bf16", 0.01), ("fp16", 0.001))
-        for impl, share in (("eager", 1), ("triton", 0.25))
-        for seq in (1024, 4096)
-    ]
-    shown = measured("error", cells)
-    bf16, fp16 = shown.axes
-    assert bf16.get_title(loc="left") == "bf16, head dim 64, convolution 6x11"
-    assert lines(bf16)["triton"] == [(1024, 0.0025), (4096, 0.005)]
-    assert lines(fp16)["eager"] == [(1024, 0.001), (4096, 0.002)]
-    assert title(shown) == (
-        "Forward: triton's error is 0.25x that of eager in the geometric mean of 4 shapes; "
-        "its largest is 0.005, at 4k tokens, bf16"
-    )
-    assert title(measured("error", [conv_cell("triton", 1024, 1.0, rel_error=0.003)])) == (
-        "Forward: the largest error is 0.003, of triton at 1k tokens"
-    )
-
-
 def splits_cells(auto_ms):
     for seq, times in ((1024, (4.0, 2.0, 3.0)), (4096, (9.0, 8.0, 7.0))):
         for splits, ms in zip((1, 2, 4), times, strict=True):
