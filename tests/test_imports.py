@@ -17,7 +17,7 @@ KINDS = sorted(f"charts.kinds.{path.stem}" for path in (ROOT / "mtabench/charts/
 PURE = (
     *KINDS,
     "charts", "console", "exit_handling", "errors", "escaping", "json_output", "palette", "registry", "tables",
-    "charts.ceilings", "charts.chart", "charts.data", "charts.embedded", "charts.failures", "charts.findings",
+    "charts.ceilings", "charts.chart", "charts.data", "charts.embedded", "charts.findings",
     "charts.heatmap",
     "charts.kinds", "charts.labels", "charts.lines", "charts.panels", "charts.rows", "charts.style", "charts.text",
     "cluster_options", "cluster.crew", "cluster.groups",
@@ -27,7 +27,7 @@ PURE = (
     "comparing.comparison_reports", "comparing.inference", "comparing.reporting",
     "comparing.revisions", "dashboard.changes", "dashboard.data", "dashboard.findings", "dashboard.histories",
     "dashboard.yardstick", "measuring.run_delay", "measuring.settled", "measuring.statistics",
-    "pages.page", "pages.text",
+    "pages.page",
     "prediction.devices", "prediction.memory", "prediction.predict", "prediction.roofline",
     "prediction.storage", "problem.axes", "problem.case", "problem.layers", "problem.operations", "problem.rungs",
     "problem.work", "profiling.ncu_report", "profiling.verdict",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,7 @@ from mtabench.comparing.compare import parse_threshold
 from mtabench.console import make_console, say
 from mtabench.dashboard.data import DashboardSettings, Json, dashboard_data
 from mtabench.dashboard.files import Archive, Progress, read_archive
-from mtabench.dashboard.findings import find
-from mtabench.dashboard.headlines import headline, parse_repo_url
+from mtabench.dashboard.findings import SURE, find
 from mtabench.dashboard.site import check_site, site_files, write_site
 from mtabench.errors import UsageError
 from mtabench.prose import plural
@@ -26,13 +26,15 @@ MOST_SHOWN = 5
 MOST_DAYS = 36_500
 SECONDS_BETWEEN_LINES = 10
 
+_URL = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?(/[A-Za-z0-9._~/\-]*)?")
+
 
 def run(results: Path, out: Path, repo_url: str | None, title: str | None, threshold: str, days: int) -> int:
     """Make a site of static files from the results below a folder. Raises UsageError; then nothing is written."""
     share = parse_threshold(threshold)
     if not 1 <= days <= MOST_DAYS:
         raise UsageError(f"--days {days} is no time to look back on; expected 1 to {MOST_DAYS}")
-    address = parse_repo_url(repo_url) if repo_url else ""
+    address = _repo_url(repo_url) if repo_url else ""
     check_site(out)
     console = make_console()
     with _progress(console, "reading files") as progress:
@@ -69,7 +71,7 @@ def _slowdowns(data: Json) -> Iterator[str]:
     """The recent slowdowns that last: a line for each that a commit may explain, and how many others there are."""
     found = [event for event in data["events"] if event["slower"] and event["recent"] and event["lasting"]]
     explained = [event for event in found if not event["unexplained"]]
-    yield from (headline(data, event) for event in explained[:MOST_SHOWN])
+    yield from (_headline(data, event) for event in explained[:MOST_SHOWN])
     if len(explained) > MOST_SHOWN:
         yield f"and {plural(len(explained) - MOST_SHOWN, 'more change')} to slower"
     if len(found) > len(explained):
@@ -99,3 +101,30 @@ def _progress(console: Console, what: str) -> Iterator[Progress]:
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield show
+
+
+def _headline(data: Json, event: Json) -> str:
+    """An event in a sentence."""
+    changes = [data["changes"][number] for number in event["changes"]]
+    cells = {change["cell"] for change in changes}
+    what = f"{len(cells)} cells" if len(cells) > 1 else data["cells"]["name"][changes[0]["cell"]]
+    mean = " on average" if len(cells) > 1 else ""
+    size = f"{abs(event['change']):.1%}".replace("%", " %") + (" slower" if event["slower"] else " faster")
+    shas, ids = data["runs"]["git_sha"], data["runs"]["run_id"]
+    good, bad = (shas[run][:12] or f"run {ids[run]}" for run in (event["good"], event["bad"]))
+    doubt = ""
+    if event["unexplained"]:
+        doubt = ", which no commit explains"
+    elif not any(change["evidence"] in SURE for change in changes):
+        doubt = ", not confirmed yet"
+    return f"{what} {size}{mean}: {good}..{bad}{doubt}"
+
+
+def _repo_url(url: str) -> str:
+    """The address without a slash or `.git` at its end; raises UsageError for what is no plain http(s) address."""
+    address = url.strip().rstrip("/").removesuffix(".git")
+    if not _URL.fullmatch(address):
+        raise UsageError(
+            f"--repo-url {url!r} is not an address of a repository; expected one such as https://github.com/owner/name"
+        )
+    return address

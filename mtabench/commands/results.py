@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +24,8 @@ from mtabench.results.results_file import (
     samples_paths,
 )
 from mtabench.results.row_filter import parse_where, select
-from mtabench.results.runs import sample_names, sample_records
+from mtabench.results.runs import samples_of
+from mtabench.results.writer import csv_text
 
 MOST_PLAIN = 1 << 20  # bytes of samples that are written as they are; more are compressed
 
@@ -119,10 +118,10 @@ def _write(out: Path, parts: Sequence[FilePart]) -> None:
     with_samples = [part for part in parts if part.rows and find_samples(part.path).exists()]
     plain, compressed = samples_paths(out)
     with written(out) as results:
-        results.write(_csv([COLUMNS, *rows]))
+        results.write(csv_text([COLUMNS, *rows]).encode())
         stale = {plain, compressed}  # those of a file that is replaced
         if with_samples:
-            lines = _csv(_samples(with_samples))
+            lines = csv_text([SAMPLE_COLUMNS, *samples_of((part.path, part.rows) for part in with_samples)]).encode()
             target = compressed if len(lines) > MOST_PLAIN else plain
             with written(target) as samples:
                 samples.write(gzip.compress(lines, mtime=0) if target == compressed else lines)
@@ -136,21 +135,6 @@ def _write(out: Path, parts: Sequence[FilePart]) -> None:
         if timed and part not in with_samples:
             samples_name = samples_path(part.path).name
             say(console, f"{part.path} has no {samples_name} beside it: compare needs samples of every cell")
-
-
-def _samples(parts: Iterable[FilePart]) -> Iterator[Sequence[str]]:
-    yield SAMPLE_COLUMNS
-    seen: set[tuple[str, str]] = set()
-    for part in parts:
-        names = sample_names(part.rows) - seen
-        seen.update(names)
-        yield from (record for record in sample_records(part.path) if (record[0], record[1]) in names)
-
-
-def _csv(lines: Iterable[Sequence[str]]) -> bytes:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue().encode()
 
 
 def _named(row: Row) -> str:

@@ -16,7 +16,7 @@ from mtabench.dashboard.changes import FEW, FEW_LEAST, FEWEST_RUNS, REACH
 from mtabench.dashboard.files import Archive
 from mtabench.dashboard.findings import Event, Findings, Found
 from mtabench.dashboard.histories import CELL_COLUMNS, VERSIONS, History
-from mtabench.pages.text import shown_text
+from mtabench.pages.page import shown_text
 from mtabench.problem.operations import PLAIN, STEPS, taps_text
 from mtabench.results.results_file import LATER_COLUMNS
 

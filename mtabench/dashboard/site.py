@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from mtabench.dashboard.badge import badge
 from mtabench.dashboard.data import Json
 from mtabench.errors import UsageError
 from mtabench.pages.page import build_page
@@ -98,3 +97,13 @@ def write_site(folder: Path, files: Mapping[str, str]) -> None:
 
 def _json(content: object) -> str:
     return json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def badge(counts: Mapping[str, int]) -> dict[str, object]:
+    """The endpoint of shields.io (https://shields.io/badges/endpoint-badge) for the counts of the dashboard's data."""
+    message, colour = ("nothing slower", "brightgreen") if counts["compared"] else ("nothing compared", "lightgrey")
+    if counts["maybe_slower"]:
+        message, colour = f"{counts['maybe_slower']} maybe slower", "yellow"
+    if parts := [f"{counts[name]} {name}" for name in ("slower", "broken") if counts[name]]:
+        message, colour = ", ".join(parts), "red"
+    return {"schemaVersion": 1, "label": "performance", "message": message, "color": colour}

@@ -13,10 +13,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from mtabench.escaping import printable
 from mtabench.palette import style_sheet
 
 GENERATOR = '<meta name="generator" content="mtabench">'  # tells our pages from a reader's own files
 ASSETS = Path(__file__).parent / "assets"
+MOST_CHARACTERS = 400  # of a text from a results file
 # What a JSON text may hold that ends a script element, opens a comment in it, or ends a line of JavaScript.
 ESCAPED = {character: f"\\u{ord(character):04x}" for character in "<>&\N{LINE SEPARATOR}\N{PARAGRAPH SEPARATOR}"}
 
@@ -95,3 +97,10 @@ def _element(script: str) -> str:
 def _hash(script: str) -> str:
     """What the Content-Security-Policy calls a script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def shown_text(value: object, most: int = MOST_CHARACTERS) -> str:
+    """A text on one line, cut after `most` characters; what is not printable is made visible."""
+    text = "" if value is None else str(value)
+    clean = printable(" ".join(text[: most + 1].split()))
+    return f"{clean[: most - 1]}…" if len(clean) > most else clean

@@ -15,7 +15,7 @@ import pandas as pd
 
 from mtabench.charts.data import read_cells
 from mtabench.errors import UsageError
-from mtabench.pages.text import MOST_CHARACTERS, shown_text
+from mtabench.pages.page import MOST_CHARACTERS, shown_text
 from mtabench.report.findings import Figure, figures, summary
 from mtabench.results.result_view import View, make_view, up_to_rank
 from mtabench.results.results_file import read_file

@@ -10,7 +10,7 @@ import pandas as pd
 from mtabench.charts import KINDS, charts_of
 from mtabench.charts.chart import PASS_TITLES
 from mtabench.charts.data import baseline_name, one_line_each, settings
-from mtabench.charts.findings import longest, mean, mean_half, paired, place, plain, speed_range, subject, yardstick
+from mtabench.charts.findings import longest, mean, mean_half, paired, place, plain, subject, yardstick
 from mtabench.charts.kinds.speedup import rated
 from mtabench.charts.text import TIMES, factor, milliseconds, shortened
 from mtabench.prose import plural
@@ -29,24 +29,13 @@ class Figure:
 
 
 def summary(cells: pd.DataFrame) -> list[str]:
-    """What the charts of these cells state, and how fast each implementation is beside the baseline.
-
-    Raises UsageError where a chart would be too large.
-    """
+    """What the charts of these cells state. Raises UsageError where a chart would be too large."""
     found = []
     for name, kind in KINDS.items():
         for stem, chart in charts_of(cells, name, kind):
             setting = stem.partition(name)[2].removeprefix("-")
             if any(map(str.isdigit, chart.title)):  # one without a number claims nothing
                 found.append(chart.title + (f" ({setting})" if setting else ""))
-    for part in _parts(cells):
-        shapes, head = rated(part), PASS_TITLES[part["pass"].iloc[0]]
-        base = shortened(baseline_name(part))
-        found += [
-            f"{head}: {shortened(str(impl))} {speed_range(mine, base)}"
-            for impl, mine in shapes.groupby("impl", sort=False)
-            if impl != subject(shapes)  # of which the titles speak
-        ]
     told = [text.replace("\N{NO-BREAK SPACE}", " ") for text in dict.fromkeys(found)]
     more = len(told) - MOST_SENTENCES
     return told if more <= 0 else [*told[:MOST_SENTENCES], f"and {plural(more, 'more finding')}, in the charts of plot"]

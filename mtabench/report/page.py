@@ -7,8 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mtabench.charts.embedded import embedded_charts
-from mtabench.pages.page import build_page
-from mtabench.pages.text import shown_text
+from mtabench.pages.page import build_page, shown_text
 from mtabench.report.data import Report, Row, command_of
 from mtabench.results.columns import values_of
 

@@ -8,7 +8,6 @@ import io
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import methodcaller
 from pathlib import Path
 
 from mtabench.errors import UsageError
@@ -126,18 +125,8 @@ def _records(path: Path, content: bytes, most: int) -> Iterator[list[str]]:
         raise UsageError(f"line {number} of {path} is longer than {MOST_LINE} bytes")
     if content.count(b"\n") > most:
         raise UsageError(f"{path} has more than {most - 1} rows, the most that are read of such a file")
-    plain = not content.translate(None, _PLAIN) and content.count(b"\r") == content.count(b"\r\n")
-    text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="\n")
-    if plain and b'"' not in content and longest <= csv.field_size_limit():
-        commas = set(map(methodcaller("count", b","), io.BytesIO(content)))
-        if len(commas) == 1 and commas != {0}:  # nothing can go wrong: in a fraction of the time
-            return map(methodcaller("split", ","), map(methodcaller("rstrip", "\r\n"), text))
-    return _careful_records(path, text, plain)
-
-
-def _careful_records(path: Path, text: io.TextIOWrapper, plain: bool) -> Iterator[list[str]]:
-    """The same by Python's reader, with the line of each fault; `plain` texts are printable."""
-    reader = csv.reader(text, strict=True)
+    plain = not content.translate(None, _PLAIN)  # and so printable
+    reader = csv.reader(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="\n"), strict=True)
     quote = f"of {path} has a quote that does not end; expected one line a row"
     done = length = 0
     try:

@@ -7,7 +7,7 @@ samples, which keep theirs, are found and told apart.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from mtabench.measuring.statistics import Summary, geometric_mean, summarize
 from mtabench.results.columns import TABLE, Merged
 from mtabench.results.results_file import Key, cell_of, key_of_row, read_file, samples_path
-from mtabench.results.runs import Run, read_run, sample_names, sample_records
+from mtabench.results.runs import Run, process_ids, read_run, samples_of
 from mtabench.results.writer import Writer
 
 FEWEST = 2  # pairs without which nothing is known of the noise between them
@@ -65,7 +65,12 @@ def merge(pairs: Sequence[tuple[Path, Path]], base: Path, head: Path) -> list[st
         for old in (path, samples_path(path)):
             old.unlink(missing_ok=True)
         with Writer(path) as writer:
-            writer.write(list(rows.values()), _samples(side, rows.values()))
+            timed = {key: process_ids(row["run_id"]) for key, row in rows.items() if row["status"] == "ok"}
+            parts = [
+                (process.path, [row for key, row in process.rows.items() if row["run_id"] in timed.get(key, ())])
+                for process in side
+            ]
+            writer.write(list(rows.values()), samples_of(parts))
     return notes
 
 
@@ -118,11 +123,3 @@ def _merged(name: str, how: Merged, rows: Sequence[Row], summary: Summary) -> An
         case _ if how in COMBINED and known:
             return COMBINED[how](list(map(float, known)))
     return rows[0][name]
-
-
-def _samples(processes: Sequence[_Process], rows: Iterable[Row]) -> Iterator[list[str]]:
-    """The lines of the samples that the merged rows sum up."""
-    used = sample_names(row for row in rows if row["status"] == "ok")
-    for process in processes:
-        if any(run_id in process.run.values("run_id") for run_id, _ in used):
-            yield from (record for record in sample_records(process.path) if (record[0], record[1]) in used)

@@ -203,6 +203,16 @@ def sample_records(results: Path) -> Iterator[list[str]]:
         yield record
 
 
+def samples_of(parts: Iterable[tuple[Path, Iterable[Mapping[str, str]]]]) -> Iterator[list[str]]:
+    """The lines of the samples that rows of results files sum up, each once; raises UsageError."""
+    seen: set[tuple[str, str]] = set()
+    for path, rows in parts:
+        names = sample_names(rows) - seen
+        seen |= names
+        if names:
+            yield from (record for record in sample_records(path) if (record[0], record[1]) in names)
+
+
 def _is_sample(record: Sequence[str]) -> bool:
     try:
         return bool(fields.count(record[2]) and fields.positive(record[4]))

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import mtabench
-from mtabench.pages.page import build_page, embedded_json
-from mtabench.pages.text import shown_text
+from mtabench.pages.page import build_page, embedded_json, shown_text
 
 HOSTILE = "</script><script>alert(1)</script><!--\N{LINE SEPARATOR}&amp;"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from chart_cells import conv_cell, grid, write
-from hostile_cells import COMMANDS, TEXTS, poison
+from hostile_cells import COMMANDS, poison
 from written_runs import case, rounds, write_run
 
 from mtabench.charts.text import TIMES
@@ -79,7 +79,6 @@ def test_the_results_are_never_overwritten(run, tmp_path, option, taken):
 def test_sentences_are_computed_from_the_file():
     text = "\n".join(read_report(ROOT / "results/nvidia-h200/fwd.csv").summary).replace(TIMES, "x")
     assert re.search(r"Forward: hopper is \d+x to \d+x as fast as eager, \d+x in the geometric mean of 10 shapes", text)
-    assert re.search(r"Forward: triton is \d+x to \d+x as fast as eager, \d+x in the geometric mean of 10 shapes", text)
     assert re.search(r"Forward: hopper takes [\d.]+x to [\d.]+x as long as plain attention by sdpa-cudnn", text)
     assert re.search(r"Forward: hopper reaches 51 % to 63 % of the roofline", text)
 
@@ -135,12 +134,6 @@ def test_commands_that_mtabench_would_not_write_are_not_offered(tmp_path):
     report = read_report(path)
     assert set(map(command_of, report.rows)) == {""}
     assert not any(command in markdown(report) for command in COMMANDS)
-
-
-def test_hostile_texts_are_data_on_the_page(tmp_path):
-    page = report_page.html_page(read_report(poison(measured(tmp_path / "a.csv"))))
-    assert page.count("<script") == 5  # ours, and the data
-    assert not any(text in page for text in TEXTS[:3])
 
 
 def test_many_cells_are_cut_and_it_is_said(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """`mtabench results merge` and `select`: rows with their samples, and nothing lost or written over by chance."""
 
 import gzip
-import os
 
 import pytest
 from command_line import contents, make_runner, refused
@@ -164,14 +163,3 @@ def test_a_sweep_does_not_go_on_beside_compressed_samples(files, tmp_path):
     with pytest.raises(UsageError, match=r"a\.samples\.csv\.gz has the samples of .*; `gunzip` it first"):
         Writer(tmp_path / "a.csv", resume=True)
     assert not plain.exists()
-
-
-def test_a_failure_leaves_what_was_there(files, tmp_path, monkeypatch):
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    before = contents(tmp_path)
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UsageError, match="No space left"):
-        results_command.merge([tmp_path / "a.csv", tmp_path / "b.csv"], tmp_path / "c.csv", False, True)
-    assert contents(tmp_path) == before

@@ -3,17 +3,12 @@
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 from command_line import make_runner, refused
 from rich.cells import cell_len
 from written_runs import case, rounds, write_run
-
-from mtabench.results.facts import RunFacts
-from mtabench.results.rows import cell_row
-from mtabench.results.writer import Writer
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "results" / "nvidia-h200").glob("[bdf]*.csv"))
@@ -153,14 +148,6 @@ def test_a_pipe_has_no_colours_and_what_its_encoding_has(tmp_path, path, encodin
     assert max(map(len, out.split("\n")[1:])) <= 60
 
 
-def test_a_reader_that_goes_away_is_no_error(path):
-    command = f"{sys.executable} -m mtabench show {path} | head -1"
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
-    done = subprocess.run(["bash", "-c", command], capture_output=True, env=environment, text=True)
-    assert done.stderr == ""
-    assert len(done.stdout.splitlines()) == 1
-
-
 def calls(run):
     """How many functions of Python and C are called meanwhile."""
     count = 0
@@ -198,12 +185,9 @@ def test_work_grows_as_the_rows_do(mtabench, tmp_path, words):
     assert four - two < 2.5 * (two - one)
 
 
-def test_a_row_is_written_as_fast_whatever_the_file_has(tmp_path):
-    facts, times = (
-        RunFacts("a", "2026-01-02T03:04:05Z", {}),
-        {"median_ms": 1.0, "ci95_low_ms": 0.9, "ci95_high_ms": 1.1},
-    )
-    with Writer(tmp_path / "a.csv") as writer:
-        rows = [[cell_row(case(seq), facts, "ok") | times] for seq in range(1, 103)]
-        found = [calls(partial(writer.write, row)) for row in rows]
-    assert found[-1] < 1.5 * found[1]
+def test_a_reader_that_goes_away_is_no_error(path):
+    command = f"{sys.executable} -m mtabench show {path} | head -1"
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, env=environment, text=True)
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 1

@@ -16,8 +16,8 @@ from mtabench.charts import draw
 from mtabench.dashboard.site import MARKER, write_site
 from mtabench.errors import UsageError
 from mtabench.measuring.kept_ceilings import PLACE, keep_ceilings
-from mtabench.results import csv_reading, runs
 from mtabench.results import results_file as results
+from mtabench.results import runs
 from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import (
     COLUMNS,
@@ -106,22 +106,6 @@ def test_a_file_with_any_piece_changed_is_read_or_refused_in_a_sentence(tmp_path
     path.write_bytes(contents[0])
     samples_path(path).write_bytes(contents[1])
     reads_or_refuses(path)
-
-
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(7, 200), st.integers(0, 3), st.sampled_from(PIECES) | st.text("1,.\n\r", max_size=4).map(str.encode))
-def test_plain_lines_are_read_fast_as_they_are_with_care(tmp_path, valid, start, length, piece):
-    path = tmp_path / "samples.csv"
-    content = valid[1][:start] + piece.replace(b'"', b"") + valid[1][start + length :]
-    found = []
-    for same in (content, b'"run_id",' + content[7:]):  # the second is read with care for its quotes
-        path.write_bytes(same)
-        try:
-            file = csv_reading.read_csv(path, 1 << 20, 1000)
-            found.append((file.header, list(file.records)))
-        except UsageError as error:
-            found.append(str(error))
-    assert found[0] == found[1]
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])

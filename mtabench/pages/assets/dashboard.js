@@ -31,7 +31,6 @@
       { name: "label", label: "cell", show: ({ cell }) => cellButton(cell) },
       { name: "now", label: "now", unit: "ms", kind: "number" },
       { name: "change", label: "last change", kind: "number", show: ({ last }) => last && changeMark([last]) },
-      { name: "trend", label: "history", show: ({ cell, state }) => sparkline(histories[cell].median_ms, state) },
       { name: "end", label: "state", show: ({ state }) => stateMark(state) },
     ],
   });
@@ -51,7 +50,6 @@
       last,
       change: last ? 100 * last.change : null,
       state,
-      trend: state,
       end: state,
     };
   }

@@ -1,12 +1,8 @@
-// The history of one cell: as a chart, and as a line of the height of a text.
+// The history of one cell as a chart.
 "use strict";
 
 const TICK_WIDTH = 80; // pixels of a date under the axis
 const PLOT = { left: 62, right: 34, top: 22, height: 240, below: 40 };
-const LINE_HEIGHT = 20;
-const LINE_WIDTH = 96;
-const LINE_POINTS = 48;
-const LEAST_RANGE = Math.log(1.04); // so that noise does not look like change
 
 // Draws into an element, in place of what it showed before.
 // points: [{ ms, low, high, revision, date, status, reason }], oldest first, ms null where it failed.
@@ -98,32 +94,4 @@ function formatChange(change) {
   const percent = 100 * change;
   const digits = Math.abs(percent) < 99.95 ? 1 : 0;
   return `${percent < 0 ? "−" : "+"}${Math.abs(percent).toFixed(digits)} %`;
-}
-
-// A line of text height; decorative, for its numbers stand beside it.
-function sparkline(medians, state) {
-  const size = { width: LINE_WIDTH, height: LINE_HEIGHT, viewBox: `0 0 ${LINE_WIDTH} ${LINE_HEIGHT}` };
-  const svg = makeSvg("svg", { ...size, class: `spark ${state}`, "aria-hidden": "true" });
-  const step = Math.max(1, (medians.length - 1) / (LINE_POINTS - 1));
-  const chosen = [];
-  for (let place = 0; Math.round(place) < medians.length; place += step) chosen.push(Math.round(place));
-  const logs = chosen.map((place) => (medians[place] === null ? null : Math.log(medians[place])));
-  const known = logs.filter((value) => value !== null);
-  if (!known.length) return svg;
-  const [low, high] = [Math.min(...known), Math.max(...known)];
-  const range = Math.max(high - low, LEAST_RANGE);
-  const at = (value) => 2 + (LINE_HEIGHT - 4) * (0.5 - (value - (low + high) / 2) / range);
-  const across = (i) => (logs.length > 1 ? 2 + ((LINE_WIDTH - 6) * i) / (logs.length - 1) : LINE_WIDTH - 4);
-  let path = "";
-  let end = null;
-  logs.forEach((value, i) => {
-    if (value === null) return;
-    path += `${path && logs[i - 1] !== null ? "L" : "M"}${across(i).toFixed(1)} ${at(value).toFixed(1)}`;
-    end = [across(i), at(value)];
-  });
-  svg.append(
-    makeSvg("path", { d: path, fill: "none" }),
-    makeSvg("circle", { cx: end[0].toFixed(1), cy: end[1].toFixed(1), r: 2 }),
-  );
-  return svg;
 }
