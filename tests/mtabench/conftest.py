@@ -1,7 +1,11 @@
 """Fixtures of several commands."""
 
+from functools import partial
+
 import pytest
+from command_line import make_runner
 from paired_runs import Processes
+from written_runs import write_pair
 
 from mtabench.comparing import pairs
 
@@ -16,3 +20,15 @@ def processes(monkeypatch):
         return stand_in
 
     return put
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Writes base.csv and head.csv into the folder."""
+    return partial(write_pair, tmp_path)

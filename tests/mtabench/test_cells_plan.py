@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from command_line import make_runner, refused
+from command_line import refused
 
 from mtabench.problem.case import MODES
 from mtabench.results.results_file import key_of, key_of_row, read_file
@@ -15,12 +15,6 @@ RESULTS = Path(__file__).parents[2] / "results"
 SWEEPS = [path for path in sorted(RESULTS.glob("nvidia-h200/*.csv")) if path.open().read(14) == "schema_version"]
 TINY = ("--device", "cpu", "--head-dim", "16", "--heads", "2", "--seq", "16,24", "--impl", "eager,sdpa-math")
 MEASURED = ("--device", "cpu", "--rounds", "1", "--no-plot")
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)

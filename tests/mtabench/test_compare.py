@@ -1,29 +1,15 @@
 """Comparing two runs: verdicts, what they rest on, and exit codes."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import make_runner
-from written_runs import WITH_TIME, case, rounds, write_pair, write_run
+from written_runs import WITH_TIME, case, rounds, write_run
 
 from mtabench.comparing.compare import compare, judge, parse_threshold
 from mtabench.comparing.inference import LogRatios
 from mtabench.results.runs import read_run
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
-    return make_runner(monkeypatch, capsys, tmp_path)
-
-
-@pytest.fixture
-def pair(tmp_path):
-    """Writes base.csv and head.csv into the folder."""
-    return partial(write_pair, tmp_path)
 
 
 def test_the_same_code_passes(mtabench, pair):

@@ -4,18 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import contents, make_runner, refused
+from command_line import contents, refused
 from written_runs import case, rounds, write_pair, write_run
 
 from mtabench.results.results_file import samples_path
 
 H200 = Path(__file__).parents[2] / "results" / "nvidia-h200" / "fwd.csv"
 ACROSS = ("compare", "--across-devices", "base.csv", "head.csv")
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 def changes(out):

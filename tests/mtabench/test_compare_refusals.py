@@ -2,31 +2,14 @@
 
 import shutil
 import xml.etree.ElementTree as ElementTree
-from functools import partial
 from pathlib import Path
 
 import pytest
-from command_line import make_runner
-from written_runs import WITH_TIME, case, rounds, write_pair
+from command_line import contents
+from written_runs import WITH_TIME, case, rounds
 
 from mtabench.comparing.compare import NotComparableError, compare
 from mtabench.results.runs import read_run, read_samples
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
-    return make_runner(monkeypatch, capsys, tmp_path)
-
-
-@pytest.fixture
-def pair(tmp_path):
-    """Writes base.csv and head.csv into the folder."""
-    return partial(write_pair, tmp_path)
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize(

@@ -2,26 +2,12 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
-from functools import partial
 from pathlib import Path
 
 import pytest
-from command_line import make_runner
 from written_runs import case, rounds, write_pair, write_run
 
 from mtabench.comparing.comparison_reports import _interval
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
-    return make_runner(monkeypatch, capsys, tmp_path)
-
-
-@pytest.fixture
-def pair(tmp_path):
-    """Writes base.csv and head.csv into the folder."""
-    return partial(write_pair, tmp_path)
 
 
 def test_every_output_says_what_could_have_been_found(mtabench, pair):

@@ -5,18 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import make_runner, refused
+from command_line import refused
 from simulated_histories import a_year, row, sha, write
 
 from mtabench.dashboard.site import badge
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs/dashboard.md"
 FILES = [".mtabench-dashboard", "badge.json", "data.json", "index.html"]
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import contents, make_runner, refused
+from command_line import contents, refused
 from hostile_cells import poison
 from written_runs import case, rounds, write_run
 
@@ -25,11 +25,6 @@ CELLS = {
     case(1024, "sdpa-flash", taps=None): rounds(0.25),
     case(2048): ("oom", "needs 30 GiB"),
 }
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 @pytest.fixture

@@ -66,11 +66,6 @@ def checked(result, command):
     return code, document["data"], set(expected) - found
 
 
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    return make_runner(monkeypatch, capsys, tmp_path)
-
-
 def test_list(mtabench):
     code, data, absent = checked(mtabench("list", "--device", "cpu", "--json"), "list")
     assert (code, absent) == (0, set())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import make_runner, refused
+from command_line import refused
 from planted_cells import changed
 
 from mta_kernels.operation import Operation
@@ -25,12 +25,6 @@ C_RUNGS = {  # none without a C compiler
     if rung_unsupported(name, device="cpu", dtype=torch.float32, head_dim=16) is None
 }
 TINY = ("--device", "cpu", "--head-dim", "16", "--heads", "2", "--rounds", "2", "--seq", "24")
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 def test_the_group_is_the_kernels_ladder_in_its_order():

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import written_runs
-from command_line import make_runner
 from own_cases import check_timed
 from typer.main import get_command
 
@@ -519,11 +518,6 @@ class TestVerify:
         monkeypatch.setattr(registry, "IMPLEMENTATIONS", (registry.IMPLEMENTATIONS[0], eager))
         failed = {row.check for row in run_checks(["late"], "cpu") if not row.ok}
         assert {"error fwd", "causal, bit for bit"} <= failed
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 @pytest.mark.parametrize(

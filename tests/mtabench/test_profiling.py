@@ -15,7 +15,7 @@ from pathlib import Path
 import planted_cells
 import pytest
 import torch
-from command_line import make_runner, refused
+from command_line import refused
 
 from mta_kernels.operation import Operation
 from mtabench import registry
@@ -35,11 +35,6 @@ REPORTS = Path(__file__).parent / "ncu"
 CELL = Case("fwd", "eager", Operation.of((3, 3), 16), "fp32", 1, 2, 2, 32, 16, None, "cpu")
 SMALL = ("--device", "cpu", "--head-dim", "16", "--heads", "2", "--conv", "3x3", "--seq", "32")
 IDLE = Counters("k", 1, 10.0, *[None] * 12, ())
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 def kernels(name="raw.csv"):

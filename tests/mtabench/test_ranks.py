@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import contents, make_runner, refused
+from command_line import contents, refused
 from simulated_ranks import SimulatedRanks, run_ranks
 
 from mta_kernels.conv_attention.context_parallel import ring
@@ -20,11 +20,6 @@ from mtabench.ranks import part
 from mtabench.results.results_file import read_results
 
 CPU = ("--device", "cpu", "--heads", "2", "--head-dim", "16", "--conv", "3x4", "--rounds", "2", "--time-limit", "1")
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 @pytest.mark.parametrize("pass_", ["fwd", "bwd"])

@@ -1,6 +1,7 @@
 """`mtabench report`, through the command line and the Markdown that it writes."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,23 +10,17 @@ from hostile_cells import COMMANDS, poison
 from written_runs import case, rounds, write_run
 
 from mtabench.charts.text import TIMES
-from mtabench.cli import main
 from mtabench.report import page as report_page
 from mtabench.report.data import command_of, read_report
 from mtabench.report.markdown import markdown
+from mtabench.results.results_file import read_file
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["mtabench", "report", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        return stopped.value.code, *capsys.readouterr()
-
-    return call
+def run(mtabench):
+    return partial(mtabench, "report")
 
 
 def measured(path, **more):
@@ -41,20 +36,15 @@ def measured(path, **more):
     return write_run(path, cells, **more)
 
 
-def test_page_and_markdown_are_written_beside_the_file(run, tmp_path):
-    path = measured(tmp_path / "a.csv")
-    code, out, err = run(path)
-    assert (code, err) == (0, "")
-    assert out.split() == ["report:", str(tmp_path / "a-report.html"), "report:", str(tmp_path / "a-report.md")]
-    assert (tmp_path / "a-report.html").read_text().startswith("<!doctype html>")
-    assert "# a on some, device" in (tmp_path / "a-report.md").read_text()
-
-
-def test_a_report_is_replaced_and_another_file_is_not(run, tmp_path):
-    path = measured(tmp_path / "a.csv")
-    mine = tmp_path / "a-report.md"
-    assert run(path)[0] == 0
-    assert run(path)[0] == 0
+def test_files_are_written_beside_the_run_and_only_a_report_is_replaced(run, tmp_path):
+    """Also of a file without any time."""
+    path = write_run(tmp_path / "a.csv", {case(): ("error", "broke"), case(128): ("oom", "")})
+    page, mine = tmp_path / "a-report.html", tmp_path / "a-report.md"
+    for _ in range(2):
+        assert run(path) == (0, f"report: {page}\nreport: {mine}\n", "")
+    assert page.read_text().startswith("<!doctype html>")
+    assert "# a on some, device" in mine.read_text()
+    assert "**0 of 2** cells with a valid time" in mine.read_text()
     mine.write_text("notes of a person\n")
     code, _, err = run(path)
     assert code == 2
@@ -107,7 +97,10 @@ def test_markdown_shows_times_failures_rounds_and_commands(tmp_path):
 
 
 def test_hostile_texts_are_text_in_markdown(tmp_path):
-    text = markdown(read_report(poison(measured(tmp_path / "a.csv"))))
+    report = read_report(poison(measured(tmp_path / "a.csv")))
+    text = markdown(report)
+    assert set(map(command_of, report.rows)) == {""}  # none that mtabench would write
+    assert not any(command in text for command in COMMANDS)
     assert not re.search(r"<(?!!-- mtabench report -->|!-- -->|/?(details|summary|code)>)", text)
     assert not re.search(r"(?<!\\)\[|://|(?<!\\)!\[|@\w|www\.", text)
     assert not re.search(r"[\x00-\x08\x1b\u2028\u202e]", text)
@@ -126,14 +119,7 @@ def test_commands_that_mtabench_writes_are_offered(tmp_path):
     path = measured(tmp_path / "a.csv")
     options = "--timer cpu --cache warm --rounds 3 --time-limit 2.5 --cell-timeout 90 --isolate --ranks 2"
     path.write_text(path.read_text().replace("--causal\n", f"--causal {options}\n"))
-    assert all(command_of(row).endswith(options) for row in read_report(path).rows)
-
-
-def test_commands_that_mtabench_would_not_write_are_not_offered(tmp_path):
-    path = poison(measured(tmp_path / "a.csv"))
-    report = read_report(path)
-    assert set(map(command_of, report.rows)) == {""}
-    assert not any(command in markdown(report) for command in COMMANDS)
+    assert all(command_of(row).endswith(options) for row in read_file(path).rows())
 
 
 def test_many_cells_are_cut_and_it_is_said(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import gzip
 
 import pytest
-from command_line import contents, make_runner, refused
+from command_line import contents, refused
 from written_runs import case, rounds, write_run
 
 from mtabench.commands import results as results_command
@@ -13,11 +13,6 @@ from mtabench.results.runs import read_run
 from mtabench.results.writer import Writer
 
 LATER = "2026-01-03T03:04:05Z"
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 @pytest.fixture

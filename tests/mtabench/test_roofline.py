@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import make_runner, refused
+from command_line import refused
 from written_runs import case, rounds, write_run
 
 from mta_kernels.operation import Operation
@@ -21,11 +21,6 @@ from mtabench.results.results_file import key_of, read_results
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 CELL = Case("fwd", "triton", Operation.of((6, 11), 64), "bf16", 4, 16, 16, 4096, 64, None, "cuda")
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 def test_the_roof_is_the_longer_of_work_and_bytes():

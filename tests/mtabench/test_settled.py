@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from chart_cells import conv_cell, figure, lines, plain_cell, said, texts, words, write
-from command_line import make_runner
 from written_runs import case, rounds, write_run
 
 from mtabench.charts.style import LIGHT
@@ -33,11 +32,6 @@ STEADY, LOOSE = rounds(2.0), rounds(8.0, noise=0.2)
 CELLS = {case(1024): STEADY, case(1024, "triton"): LOOSE, case(2048): ("oom", "needs 30 GiB")}
 INTERVAL = {"ci95_low_ms": 0.99, "ci95_high_ms": 1.01, "status": "ok"}  # half of it is 1 % of 1 ms
 TIGHT = {"ci95_low_ms": 0.999, "ci95_high_ms": 1.001}
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 @pytest.mark.parametrize(

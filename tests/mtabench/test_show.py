@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import make_runner, refused
+from command_line import refused
 from rich.cells import cell_len
 from written_runs import case, rounds, write_run
 
@@ -19,11 +19,6 @@ CELLS = {
     case(2048): ("oom", "needs 30 GiB of memory, and 20 GiB are free"),
     case(2048, "triton"): rounds(1.0, count=4),
 }
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import signal
 from functools import partial
 
 import pytest
-from command_line import make_runner, refused
+from command_line import refused
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from written_runs import case, rounds, write_run
@@ -36,11 +36,6 @@ PIECES = (
     b"9" * 5000, b"1e300", "\u0665".encode(), b"inf", b"\x1b[31m", "\u202e".encode(), b"seq", b"auto", b"," * 300,
     b"a" * 140_000, b"2026-02-30T00:00:00Z", b"\x1a", b"=1+1",
 )  # fmt: skip
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """`mtabench plot`: which files come out, what cannot be drawn, the same data the same file, texts of strangers."""
 
-import sys
 import xml.etree.ElementTree as ElementTree
+from functools import partial
 
 import matplotlib as mpl
 import pytest
@@ -10,24 +10,13 @@ from matplotlib.text import Text
 
 from mtabench.charts import KINDS, draw
 from mtabench.charts.style import DARK
-from mtabench.cli import main
 from mtabench.errors import UsageError
 from mtabench.results.columns import TABLE
 
 
 @pytest.fixture
-def plot(monkeypatch, capsys, tmp_path):
-    """Runs `mtabench plot` in an empty folder; gives the exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*typed):
-        monkeypatch.setattr(sys, "argv", ["mtabench", "plot", *map(str, typed)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return run
+def plot(mtabench):
+    return partial(mtabench, "plot")
 
 
 @pytest.fixture
