@@ -219,14 +219,12 @@ def plot(
 
 
 @app.command(rich_help_panel="Look")
-def report(
-    csv: o.RunCsv, out: o.ReportOut = None, markdown: o.ReportMarkdown = None, overwrite: o.ReportOverwrite = False,
-) -> int:  # fmt: skip
-    """Write one run as a page to explore and as Markdown. The page is one file and asks for nothing outside it."""
+def report(csv: o.RunCsv, out: o.ReportOut = None, overwrite: o.ReportOverwrite = False) -> int:
+    """Write one run as a page to explore. It is one file and asks for nothing outside it."""
     _check_files([csv])
     from mtabench.commands.report import run
 
-    return run(csv, out, markdown, overwrite)
+    return run(csv, out, overwrite)
 
 
 @app.command(rich_help_panel="Look")

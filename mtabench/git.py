@@ -23,7 +23,7 @@ STATUS = (
 HEAD_BYTES = 2000
 # How files that mtabench writes begin, or what their first lines hold: results, samples, ceilings, pages.
 BEGINNINGS = (b"schema_version,run_id,", b"run_id,cell,round,sample,ms", b'{"schema_version":')
-MARKS = (b'<meta name="generator" content="mtabench">', b"<!-- mtabench report -->", b'"matmul_tflops"')
+MARKS = (b'<meta name="generator" content="mtabench">', b'"matmul_tflops"')
 SITE_MARKER = ".mtabench-dashboard"  # in the folder of a dashboard
 MOST_FILES = 10_000  # of a checkout within the checkout
 

@@ -31,7 +31,7 @@ PURE = (
     "prediction.devices", "prediction.memory", "prediction.predict", "prediction.roofline",
     "prediction.storage", "problem.axes", "problem.case", "problem.layers", "problem.operations", "problem.rungs",
     "problem.work", "profiling.ncu_report", "profiling.verdict",
-    "ranks.lines", "report.data", "report.findings", "report.markdown", "report.page",
+    "ranks.lines", "report.data", "report.findings", "report.page",
     "results.cell_names", "results.columns", "results.csv_reading", "results.facts",
     "results.fields", "results.lock",
     "results.memory_tables", "results.merging", "results.outputs", "results.result_view", "results.results_file",

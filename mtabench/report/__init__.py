@@ -1,1 +1,1 @@
-"""`mtabench report`: what one results file says, as a page to explore and as Markdown."""
+"""`mtabench report`: what one results file says, as a page to explore."""

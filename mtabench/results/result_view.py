@@ -203,12 +203,12 @@ def up_to_rank(view: View, most: int) -> View:
     return replace(view, columns=tuple(column for column in view.columns if column.rank <= most))
 
 
-def markdown_of(view: View, most_rows: int | None = None) -> str:
+def markdown_of(view: View) -> str:
     """The view as a table in GitHub's Markdown under what all rows share."""
     columns = view.columns
     lines = [in_markdown(", ".join(facts)) + "\n" for facts in (view.setting, view.device) if facts]
     header, right = [in_markdown(column.title) for column in columns], [column.right for column in columns]
-    rows = zip(*(map(in_markdown, column.texts[:most_rows]) for column in columns), strict=True)
+    rows = zip(*(map(in_markdown, column.texts) for column in columns), strict=True)
     lines += markdown_table(header, rows, right)
     lines += [f"\n{in_markdown(f'{column.name}: {column.legend}')}" for column in columns if column.legend]
     lines += [f"\n\\[{i}\\] {in_markdown(reason)}" for i, reason in enumerate(view.reasons, start=1)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hostile_cells import TEXTS, poison
 from page_faults import looks, page_faults, tab_to
-from simulated_histories import a_year, columns, row, sha, steady, stepped, write, write_histories
+from simulated_histories import a_year, columns, row, sha, stepped, write, write_histories
 
 from mtabench.commands import dashboard
 from mtabench.dashboard.data import DashboardSettings, dashboard_data
@@ -42,9 +42,8 @@ def with_history(folder):
 
 @pytest.fixture(scope="session")
 def dashboards(tmp_path_factory):
-    """Pages by name: a year of made-up runs, a calm one, the committed results, and a hostile one."""
+    """Pages by name: a year of made-up runs, the committed results, and a hostile one."""
     folder = tmp_path_factory.mktemp("dashboards")
-    calm = write_histories(folder / "calm", [({"seq": seq}, steady(12)) for seq in ("1024", "2048")])
     for run in range(2):
         rows = [row(run, 1.0 + run / 10, seq=f"{n}") for n in range(1, 21)]
         poison(write(folder / f"hostile/{run}.csv", rows))
@@ -53,12 +52,9 @@ def dashboards(tmp_path_factory):
     alike += [({"seq": "2048"}, [1.0, 0.9]), ({"seq": "2048", **plain}, [1.0, 0.9])]
     other = [({"seq": "4096"}, [1.0, 1.2]), ({"seq": "4096", **plain}, [1.0, 1.0])]
     machine = write_histories(folder / "machine", alike + other)
-    two = write_histories(folder / "two", [({}, [1.0, 1.3, 1.3]), ({"seq": "2048"}, [1.0, 1.0, 1.1])])
     return {
-        "two": build(two, folder / "two-site"),
         "machine": build(machine, folder / "machine-site"),
         "year": build(a_year(folder / "year"), folder / "year-site"),
-        "calm": build(calm, folder / "calm-site"),
         "h200": build(with_history(folder / "results"), folder / "h200-site"),
         "hostile": build(folder / "hostile", folder / "hostile-site", title=TEXTS[1]),
     }

@@ -93,7 +93,7 @@ def test_no_command_shows_the_help(mtabench):
         ("fwd eager", "; did you mean --impl eager? (`mtabench fwd --help` shows what there is)"),
         ("memory decode fwd", "(decode fwd) (`mtabench memory --help` shows"),
         ("forward", "(`mtabench --help` shows what there is)"),
-        (f"report {RESULTS_THERE} --out page.md", "give --markdown page.md"),
+        (f"report {RESULTS_THERE} --out page.md", "for Markdown type mtabench export"),
         ("fwd --resume --device cpu", "--resume needs --out"),
         ("fwd --splits 2", "--splits"),
         ("bwd --splits auto", "--splits"),

@@ -14,7 +14,6 @@ from mtabench.git import BEGINNINGS
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
 from mtabench.pages.page import GENERATOR
-from mtabench.report.markdown import MARK
 from mtabench.results.lock import FileLock
 from mtabench.results.results_file import COLUMNS, SAMPLE_COLUMNS
 
@@ -97,7 +96,6 @@ def test_what_mtabench_writes_makes_no_project_dirty(project, monkeypatch):
     keep_ceilings(Path("ceilings.json"), environment.describe("cpu"), {"fp32": Ceilings(10.0, 0.1, 12.0)})
     FileLock(Path("run.csv")).acquire("a sweep")
     Path("run-report.html").write_text(f"<!doctype html>\n{GENERATOR}")
-    Path("run-report.md").write_text(f"{MARK}\n")
     write_site(Path("../site"), {"index.html": "a page"})
     assert is_dirty(project) is False
     assert Path("mtabench-results/.gitignore").read_text().endswith("*\n")

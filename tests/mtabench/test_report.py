@@ -1,4 +1,4 @@
-"""`mtabench report`, through the command line and the Markdown that it writes."""
+"""`mtabench report`: which files it writes, and what they say."""
 
 import re
 from functools import partial
@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 from chart_cells import conv_cell, grid, write
-from hostile_cells import COMMANDS, poison
+from hostile_cells import poison
 from written_runs import case, rounds, write_run
 
 from mtabench.charts.text import TIMES
 from mtabench.report import page as report_page
 from mtabench.report.data import command_of, read_report
-from mtabench.report.markdown import markdown
 from mtabench.results.results_file import read_file
 
 ROOT = Path(__file__).parents[2]
@@ -36,30 +35,28 @@ def measured(path, **more):
     return write_run(path, cells, **more)
 
 
-def test_files_are_written_beside_the_run_and_only_a_report_is_replaced(run, tmp_path):
+def test_a_page_is_written_beside_the_run_and_only_a_report_is_replaced(run, tmp_path):
     """Also of a file without any time."""
     path = write_run(tmp_path / "a.csv", {case(): ("error", "broke"), case(128): ("oom", "")})
-    page, mine = tmp_path / "a-report.html", tmp_path / "a-report.md"
+    page = tmp_path / "a-report.html"
     for _ in range(2):
-        assert run(path) == (0, f"report: {page}\nreport: {mine}\n", "")
+        assert run(path) == (0, f"report: {page}\n", "")
     assert page.read_text().startswith("<!doctype html>")
-    assert "# a on some, device" in mine.read_text()
-    assert "**0 of 2** cells with a valid time" in mine.read_text()
-    mine.write_text("notes of a person\n")
+    assert "<title>a on some, device</title>" in page.read_text()
+    page.write_text("notes of a person\n")
     code, _, err = run(path)
     assert code == 2
-    assert f"{mine} already exists and is no report of mtabench" in err
-    assert mine.read_text() == "notes of a person\n"
-    assert run(path, "--overwrite")[0] == 0
-    assert "person" not in mine.read_text()
+    assert f"{page} already exists and is no report of mtabench" in err
+    assert page.read_text() == "notes of a person\n"
+    assert run(path, "--overwrite", "--out", page)[0] == 0
+    assert "person" not in page.read_text()
 
 
-@pytest.mark.parametrize("option", ["--out", "--markdown"])
 @pytest.mark.parametrize("taken", ["a.csv", "a.samples.csv"])
-def test_the_results_are_never_overwritten(run, tmp_path, option, taken):
+def test_the_results_are_never_overwritten(run, tmp_path, taken):
     path = measured(tmp_path / "a.csv")
     before = (tmp_path / taken).read_bytes()
-    code, _, err = run(path, option, tmp_path / taken, "--overwrite")
+    code, _, err = run(path, "--out", tmp_path / taken, "--overwrite")
     assert code == 2
     assert "is one of the files that are read" in err
     assert (tmp_path / taken).read_bytes() == before
@@ -84,24 +81,11 @@ def test_who_is_wrong_in_a_cell_is_no_large_figure(tmp_path):
     ]
 
 
-def test_markdown_shows_times_failures_rounds_and_commands(tmp_path):
-    report = read_report(measured(tmp_path / "a.csv"))
-    text = markdown(report)
-    assert re.search(r"^\| 2k \| eager \|.*\| oom \\\[1\\\] \|$", text, re.MULTILINE)
-    assert "\\[1\\] out of memory: 26 GiB" in text
-    assert re.search(r"^\| 2k \| triton \| 4\.\d+ \|.*\| ok \|$", text, re.MULTILINE)
-    assert "mtabench fwd --impl triton --seq 2048" in text
-    assert report.figures[-1].value == "4 of 5"
-    tables = [line for line in text.splitlines() if line.startswith("|")]
-    assert all(line.endswith(" |") for line in tables)
-
-
-def test_hostile_texts_are_text_in_markdown(tmp_path):
-    report = read_report(poison(measured(tmp_path / "a.csv")))
-    text = markdown(report)
-    assert set(map(command_of, report.rows)) == {""}  # none that mtabench would write
-    assert not any(command in text for command in COMMANDS)
-    assert not re.search(r"<(?!!-- mtabench report -->|!-- -->|/?(details|summary|code)>)", text)
+def test_hostile_texts_are_text_in_markdown_and_no_command_of_them_is_offered(mtabench, tmp_path):
+    path = poison(measured(tmp_path / "a.csv"))
+    assert set(map(command_of, read_file(path).rows())) == {""}  # none that mtabench would write
+    text = mtabench("export", path)[1]
+    assert not re.search(r"<(?!!-- -->|/?code>)", text)
     assert not re.search(r"(?<!\\)\[|://|(?<!\\)!\[|@\w|www\.", text)
     assert not re.search(r"[\x00-\x08\x1b\u2028\u202e]", text)
     widths = {}
@@ -137,7 +121,6 @@ def test_a_large_figure_has_its_interval_and_no_digit_that_it_hides(tmp_path):
     shown = [(one.value, one.interval) for one in report.figures]
     assert shown[:2] == [("7\N{MULTIPLICATION SIGN}", "± 21 %"), ("1 ms", "± 15 %")]
     assert "Forward: triton is 7\N{MULTIPLICATION SIGN} as fast as eager at 1k tokens" in report.summary
-    assert "**7\N{MULTIPLICATION SIGN}** ± 21 % as fast as eager" in markdown(report)
 
 
 def test_charts_that_are_too_large_are_a_note(tmp_path):
