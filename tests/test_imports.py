@@ -29,14 +29,14 @@ PURE = (
     "dashboard.yardstick", "measuring.run_delay", "measuring.settled", "measuring.statistics",
     "pages.page",
     "prediction.devices", "prediction.memory", "prediction.predict", "prediction.roofline",
-    "prediction.storage", "problem.axes", "problem.case", "problem.layers", "problem.operations", "problem.rungs",
+    "prediction.storage", "problem.axes", "problem.case", "problem.layers", "problem.operations",
     "problem.work", "profiling.ncu_report", "profiling.verdict",
-    "ranks.lines", "report.data", "report.findings", "report.page",
+    "report.data", "report.findings", "report.page",
     "results.cell_names", "results.columns", "results.csv_reading", "results.facts",
     "results.fields", "results.lock",
     "results.memory_tables", "results.merging", "results.outputs", "results.result_view", "results.results_file",
     "results.runs", "results.shown", "results.row_filter", "results.writer", "static.baseline",
-    "static.limits", "static.occupancy", "static.records", "static.sass", "static.shapes", "styles",
+    "static.limits", "static.occupancy", "static.records", "static.shapes", "styles",
 )  # fmt: skip
 LIGHT_KERNELS = {
     "mta_kernels",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -15,7 +16,7 @@ from mtabench.escaping import printable
 from mtabench.json_output import print_json
 from mtabench.results.columns import values_of
 from mtabench.results.result_view import View, ViewColumn, make_view
-from mtabench.results.results_file import read_file
+from mtabench.results.results_file import COLUMNS, read_file, text_of
 from mtabench.results.row_filter import parse_where, select, sort_key
 from mtabench.sweeps.table import STYLES
 
@@ -40,6 +41,12 @@ def run(path: Path, where: Sequence[str], sort: str | None, as_json: bool) -> in
     title = f"{path}: {view.cells}" + (f"; {len(file.columns['seq'])} in the file" if conditions else "")
     tables.print_lines(console, _lines(title, view, notes, console))
     return 0
+
+
+def print_rows(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows as they were measured, as those of a file."""
+    view = make_view([{name: text_of(row.get(name)) for name in COLUMNS} for row in rows])
+    tables.print_lines(console, _lines(f"{title}: {view.cells}", view, [], console))
 
 
 def _lines(title: str, view: View, notes: Sequence[str], console: Console) -> Iterable[Text]:

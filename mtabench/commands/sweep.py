@@ -16,15 +16,15 @@ from rich.console import Console
 
 from mtabench.cluster_options import ClusterOptions
 from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
+from mtabench.commands.show import print_rows
 from mtabench.console import PipeTolerantWriter, make_console, say, warnings_at_end
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.options import Options, SweepOutput
-from mtabench.ranks.lines import rank_lines
 from mtabench.ranks.place import plan_over_ranks
 from mtabench.results.outputs import named
 from mtabench.results.results_file import charts_folder, key_of, key_of_row
 from mtabench.results.runs import without_samples
-from mtabench.results.writer import Writer, check_destination, to_resume
+from mtabench.results.writer import Writer, check_destination
 from mtabench.sweeps.cells_plan import any_plan
 from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.this_process import ThisProcess
@@ -47,18 +47,15 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int
     with _measuring(asked, ranks, plan, dry_run) as team:
         # By now the workers, if there are any, import torch; this process does as well.
         from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings
-        from mtabench.sweeps.advice import next_command
         from mtabench.sweeps.settings import make_settings
         from mtabench.sweeps.sweep import check_same_device, shapes
         from mtabench.sweeps.table import (
-            auto_lines,
             check_any,
             print_plan,
-            print_results,
             roof_lines,
             settled_lines,
         )
-        from mtabench.sweeps.watching import make_watcher
+        from mtabench.sweeps.watching import Watcher
 
         check_ceilings(path.with_name(FILE_NAME))
         stdout = PipeTolerantWriter(sys.stdout)
@@ -89,11 +86,12 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int
             guesses = {
                 key_of(case): team.seconds(group, settings) / len(group) for group in shapes(runnable) for case in group
             }
-            with warnings_at_end(), make_watcher(console, len(plan.cases), before, guesses) as shown:
+            with warnings_at_end(), Watcher(console, len(plan.cases), before, guesses) as shown:
                 team.run(plan, writer, settings, shown)
-    print_results(console, shown.rows)
-    unsettled = settled_lines(shown.rows, settings.max_rounds, settings.time_limit_s, out_typed=output.out is not None)
-    for text in (*auto_lines(shown.rows), *rank_lines(shown.rows), *unsettled, *roof_lines(shown.rows)):
+    if shown.rows:
+        print_rows(console, plan.pass_, shown.rows)
+    unsettled = settled_lines(shown.rows, settings.max_rounds, settings.time_limit_s)
+    for text in (*unsettled, *roof_lines(shown.rows)):
         print_prose(console, text)
     say(console, f"results: {named(path)}")
     if output.quiet:
@@ -102,12 +100,8 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int
     any_wrong = any(row["status"] == "wrong" for row in shown.rows)
     if not any_wrong:
         _check_times(shown.rows, path)
-    charts = output.plot and _draw_at_end(console, path)
-    say(console, f"next: {next_command(shown.rows, path, charts)}")
-    if options.cells is not None:
-        print_prose(console, shlex.join(["mtabench", "compare", str(options.cells), str(path)]), "  or: ")
-    else:
-        print_prose(console, f"{to_resume(path)} and more on its axes", "  or: ")
+    if output.plot:
+        _draw_at_end(console, path)
     return WRONG_RESULT * any_wrong
 
 
@@ -126,8 +120,8 @@ def _measuring(
     return gathered(asked, plan.device, dry_run)
 
 
-def _draw_at_end(console: Console, path: Path) -> bool:
-    """Whether the charts of a sweep that just ended were drawn; a failure to draw is said, and spoils nothing."""
+def _draw_at_end(console: Console, path: Path) -> None:
+    """Draw the charts of a sweep that just ended; a failure to draw is said, and spoils nothing."""
     from mtabench.charts import draw
 
     try:
@@ -136,8 +130,6 @@ def _draw_at_end(console: Console, path: Path) -> bool:
     except Exception as error:
         kind = "" if isinstance(error, MtabenchError) else f"{type(error).__name__}: "
         say(console, f"no charts: {kind}{' '.join(str(error).split())}")
-        return False
-    return True
 
 
 def _check_times(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

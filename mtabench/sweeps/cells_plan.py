@@ -10,7 +10,6 @@ from mtabench import registry
 from mtabench.errors import UsageError
 from mtabench.problem import axes
 from mtabench.problem.case import MODEL, MODES, Case
-from mtabench.problem.operations import page_size_text
 from mtabench.results.results_file import read_results
 from mtabench.sweeps.measuring_options import check_measuring
 from mtabench.sweeps.model_plan import find_model_baseline, make_model_plan, settle_model
@@ -61,28 +60,7 @@ def make_cells_plan(options: Options, path: Path, device: str | None = None) -> 
         baseline, notes = find_baseline(options.baseline, cases, here)
         of_baseline = list(dict.fromkeys(case.splits for case in cases if case.impl == baseline))
         splits = find_baseline_splits(baseline, of_baseline or [None])
-    shown = {"device": device, "cells of": str(path), "impl": ", ".join(measured)} | _shown_axes(cases)
-    return Plan(options.pass_, device, cases, baseline, splits, options, shown, notes)
-
-
-def _shown_axes(cases: Sequence[Case]) -> dict[str, str]:
-    """What the cells have of each axis, for a person; cells need not have every combination."""
-    in_pages = any(case.page_size for case in cases)
-    of_axes: dict[str, list[object]] = {
-        "mode": [case.pass_ for case in cases if case.layers],
-        "layers": [case.layers for case in cases],
-        "steps": [case.steps for case in cases],
-        "seq": [axes.short(case.seq) for case in cases],
-        "batch": [axes.short(case.batch) for case in cases],
-        "heads": [f"{case.heads}" + f" on {case.kv_heads}" * (case.kv_heads < case.heads) for case in cases],
-        "head dim": [case.head_dim for case in cases],
-        "dtype": [case.dtype for case in cases],
-        "splits": [case.splits for case in cases],
-        "page size": [page_size_text(case.pass_, case.page_size) for case in cases] if in_pages else [],
-        "causal": ["yes" if case.operation.causal else "no" for case in cases if case.pass_ in ("fwd", "bwd")],
-    }
-    texts = {name: [str(x) for x in dict.fromkeys(found) if x] for name, found in of_axes.items()}
-    return {name: ("; " if name == "steps" else ", ").join(found) for name, found in texts.items() if found}
+    return Plan(options.pass_, device, cases, baseline, splits, options, notes)
 
 
 def _check_beside(options: Options, path: Path) -> None:

@@ -10,7 +10,7 @@ from mtabench.errors import UsageError
 from mtabench.problem import axes
 from mtabench.problem.case import MODEL, MODES, Case
 from mtabench.problem.layers import ATTENTIONS, parse_attention
-from mtabench.problem.operations import PLAIN, Taps, make_operation, op_of, taps_text
+from mtabench.problem.operations import PLAIN, Taps, make_operation, op_of
 from mtabench.registry import Implementation, chosen, default_names, every
 from mtabench.sweeps.measuring_options import check_measuring, check_seed
 from mtabench.sweeps.plan import Options, Plan
@@ -39,15 +39,8 @@ def make_model_plan(options: Options, device: str | None = None) -> Plan:
     given = _ModelAxes.of(options, device)
     names = list(dict.fromkeys(impl.name for impl in given.impls))
     baseline, notes = find_model_baseline(options.baseline, names)
-    shown = {
-        "device": device, "mode": ", ".join(given.modes), "impl": ", ".join(names),
-        "models": "; ".join(f"{s.layers} layers, {s.heads} heads of {s.head_dim}" for s in given.sizes),
-        "attention": ", ".join(given.attentions), "conv": taps_text(*given.conv),
-        "seq": ", ".join(map(axes.short, given.seqs)), "batch": ", ".join(map(axes.short, given.batches)),
-        "dtype": ", ".join(given.dtypes),
-    }  # fmt: skip
     cases = tuple(given.cases(device))
-    return Plan(MODEL, device, cases, baseline, None, options, shown, notes)
+    return Plan(MODEL, device, cases, baseline, None, options, notes)
 
 
 def settle_model(options: Options, device: str | None) -> tuple[Options, str]:

@@ -12,7 +12,17 @@ from mtabench.implementations._user_code import is_reference
 from mtabench.options import Options
 from mtabench.problem import axes
 from mtabench.problem.case import KERNEL_PASSES, Case
-from mtabench.problem.operations import NONE, OPS, PLAIN, Taps, make_operation, mixings, op_of, taps_text
+from mtabench.problem.operations import (
+    NONE,
+    OPS,
+    PLAIN,
+    Taps,
+    make_operation,
+    mixings,
+    op_of,
+    page_size_text,
+    taps_text,
+)
 from mtabench.registry import (
     BASELINE,
     GROUPS,
@@ -61,7 +71,7 @@ def usual_axes(pass_: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The cells of a sweep in the order measured; `axes` and `notes` are texts for a person.
+    """The cells of a sweep in the order measured; `notes` are texts for a person.
 
     `baseline_splits` are those of the baseline's cells that speedups refer to, None if it does not split keys. `seed`
     draws the inputs and what is checked of the results; the options have it too, as if it had been typed.
@@ -73,7 +83,6 @@ class Plan:
     baseline: str | None
     baseline_splits: int | str | None
     options: Options
-    axes: dict[str, str]
     notes: tuple[str, ...]
 
     @property
@@ -81,6 +90,30 @@ class Plan:
         """The seed that was typed, or drawn."""
         assert self.options.seed is not None
         return self.options.seed
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """What the cells have of each axis, for a person; cells need not have every combination."""
+        cases = self.cases
+        in_pages = any(case.page_size for case in cases)
+        of_axes: dict[str, list[object]] = {
+            "device": [self.device],
+            "cells of": [self.options.cells],
+            "mode": [case.pass_ for case in cases if case.layers],
+            "impl": [case.impl for case in cases],
+            "layers": [case.layers for case in cases],
+            "steps": [case.steps for case in cases],
+            "seq": [axes.short(case.seq) for case in cases],
+            "batch": [axes.short(case.batch) for case in cases],
+            "heads": [f"{case.heads}" + f" on {case.kv_heads}" * (case.kv_heads < case.heads) for case in cases],
+            "head dim": [case.head_dim for case in cases],
+            "dtype": [case.dtype for case in cases],
+            "splits": [case.splits for case in cases],
+            "page size": [page_size_text(case.pass_, case.page_size) for case in cases] if in_pages else [],
+            "causal": ["yes" if case.operation.causal else "no" for case in cases if case.pass_ in ("fwd", "bwd")],
+        }
+        texts = {name: [str(x) for x in dict.fromkeys(found) if x] for name, found in of_axes.items()}
+        return {name: ("; " if name == "steps" else ", ").join(found) for name, found in texts.items() if found}
 
     def is_baseline(self, case: Case) -> bool:
         """Whether speedups of its problem refer to this cell."""
@@ -136,8 +169,7 @@ def make_plan(options: Options, device: str | None = None) -> Plan:
     of_baseline = (_splits_of(impl, options.pass_, given) for impl in given.impls if impl.name == baseline)
     # Its entries that split no keys have one cell each.
     baseline_splits = find_baseline_splits(baseline, max(of_baseline, key=len, default=[None]))
-    shown = _shown_axes(options, given, device)
-    return Plan(options.pass_, device, cases, baseline, baseline_splits, options, shown, notes)
+    return Plan(options.pass_, device, cases, baseline, baseline_splits, options, notes)
 
 
 def check_axes(options: Options) -> None:
@@ -388,54 +420,3 @@ def find_baseline_splits(name: str | None, splits: Sequence[int | str | None]) -
         numbers = ", ".join(map(str, splits))
         raise UsageError(f"--baseline {name} has splits {numbers} here; add auto to --splits, to which speedups refer")
     return splits[0]
-
-
-def _shown_axes(options: Options, given: _Axes, device: str) -> dict[str, str]:
-    """The expanded axes, for a person."""
-    shown = {
-        "device": device,
-        "impl": ", ".join(dict.fromkeys(impl.name for impl in given.impls)),
-        "seq": _shown(given.seqs),
-        "batch": f"{axes.short(given.tokens)} tokens / seq" if given.tokens else _shown(given.batches),
-        "heads": _shown(given.heads) + (f" (KV heads: {given.kv_heads})" if given.kv_heads else ""),
-        "head dim": ", ".join(map(str, given.head_dims)),
-        "conv": _shown_taps(given.convs),
-        "dtype": ", ".join(given.dtypes),
-    }
-    if is_mta(options):
-        shown |= {"mix": ", ".join(given.mixes), "post conv": _shown_taps(given.post_convs)}
-        shown |= {"norm": ", ".join(given.norms), "gate": ", ".join(given.gates)}
-    elif all(impl.op == "attention" for impl in given.impls):
-        del shown["conv"]
-    if options.pass_ == "decode":
-        splits = ", ".join(map(str, given.splits))
-        takers = list(dict.fromkeys(impl.name for impl in given.impls if impl.splits))
-        if not takers:
-            splits += " (none of these implementations splits keys: each is measured once)"
-        elif len(given.splits) > 1 and len(takers) < len(given.impls):
-            splits += f" (of {', '.join(takers)}; the others are measured once)"
-        shown["splits"] = splits
-        if given.page_sizes != [None]:
-            shown["page size"] = _shown_page_sizes(given)
-    else:
-        shown["causal"] = "yes" if options.causal else "no"
-    return shown
-
-
-def _shown_page_sizes(given: _Axes) -> str:
-    """The page sizes, and which implementations are measured without."""
-    sizes = ", ".join(str(size or NONE) for size in given.page_sizes)
-    takers, others = (
-        list(dict.fromkeys(impl.name for impl in given.impls if impl.pages == pages)) for pages in (True, False)
-    )
-    if not takers:
-        return f"{sizes} (none of these implementations reads pages: each is measured once, its cache contiguous)"
-    return sizes + (f" (of {', '.join(takers)}; the others are measured once, contiguous)" if others else "")
-
-
-def _shown_taps(convs: list[Taps | None]) -> str:
-    return ", ".join(NONE if taps is None else taps_text(*taps) for taps in convs)
-
-
-def _shown(values: list[int]) -> str:
-    return ", ".join(axes.short(value) for value in values)

@@ -15,7 +15,7 @@ from mtabench.implementations import models
 from mtabench.measuring.failures import WrongResultError
 from mtabench.measuring.timing import Settings
 from mtabench.problem.case import Case
-from mtabench.results.results_file import cell_of, key_of, read_results
+from mtabench.results.results_file import read_results
 from mtabench.results.rows import add_speedups
 from mtabench.results.writer import Writer
 from mtabench.sweeps import sweep
@@ -74,13 +74,6 @@ def test_a_cell_is_told_by_its_columns_and_by_its_command_line(attention):
         typed = typer.main.get_command(app).commands["model"].make_context("model", words[2:]).params
         given = {name: typed[name] for name in (*SMALL, "mode", "attention", "impl", "dtype")}
         assert case in plan_of(**given).cases
-
-
-def test_samples_of_older_files_keep_the_names_of_their_cells():
-    model = plan_of(impl="auto", attention="mta/4").cases[0]
-    kernel = replace(model, pass_="fwd", impl="triton", layers=None, conv_every=None)
-    assert cell_of(key_of(kernel)) == "fwd/triton/mta/fp32/2/2/2/12/16/3/5/true//heads/3/5"
-    assert cell_of(key_of(model)).endswith("/heads/3/5/4/4")
 
 
 @pytest.mark.parametrize(

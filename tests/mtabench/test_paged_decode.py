@@ -4,7 +4,6 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-import chart_cells
 import planted_sweeps
 import pytest
 import torch
@@ -13,8 +12,7 @@ from command_line import make_runner
 from own_cases import check_timed
 from typer.main import get_command
 
-from mta_kernels.conv_attention import conv_attention_decode, conv_attention_decode_reference
-from mta_kernels.conv_attention.arguments import PAGE_SIZES as KERNELS_PAGE_SIZES
+from mta_kernels.conv_attention import conv_attention_decode_reference
 from mta_kernels.conv_attention.reference import gather_pages
 from mta_kernels.operation import Operation
 from mtabench import registry
@@ -25,9 +23,7 @@ from mtabench.checking.judge import Judge
 from mtabench.checking.verify import CheckedShape, CheckFilter, run_checks
 from mtabench.cli import app
 from mtabench.errors import UsageError
-from mtabench.measuring.timing import timed
-from mtabench.prediction.memory import expected_memory_bytes, input_bytes, measuring_bytes
-from mtabench.problem.axes import PAGE_SIZES, parse_page_sizes
+from mtabench.problem.axes import parse_page_sizes
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.problem.operations import make_operation
@@ -35,11 +31,10 @@ from mtabench.registry import implementation_of
 from mtabench.report.data import COMMAND
 from mtabench.results.cell_names import told_apart
 from mtabench.results.result_view import make_view
-from mtabench.results.results_file import cell_of, key_of, read_file, read_results
+from mtabench.results.results_file import read_file, read_results
 from mtabench.results.row_filter import parse_where, select
 from mtabench.results.runs import read_run
 from mtabench.sweeps.plan import Options, make_plan
-from mtabench.sweeps.table import results_table
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs"
 CONTIGUOUS = Case("decode", "eager", Operation.of((3, 2), 16), "fp32", 2, 4, 2, 40, 16, None, "cpu")
@@ -54,13 +49,6 @@ class TestAxis:
     def test_a_list(self):
         assert parse_page_sizes("none,16, 128") == [None, 16, 128]
         assert parse_page_sizes("16..256,NONE,16") == [16, 32, 64, 128, 256, None]
-
-    def test_sizes_are_those_that_the_kernels_take(self):
-        assert PAGE_SIZES == KERNELS_PAGE_SIZES
-        *others, last = map(str, PAGE_SIZES)
-        pages = [(DOCUMENTATION / name).read_text() for name in ("limits.md", "sweeps.md")]
-        for text in (*pages, conv_attention_decode.__doc__):
-            assert f"{', '.join(others)} or {last} keys" in " ".join(text.split())
 
     @pytest.mark.parametrize("text", ["7", "17", "512", "16..100", "abc", "", "16,", "auto", "-16"])
     def test_what_no_page_can_have_is_one_sentence(self, text):
@@ -78,25 +66,10 @@ class TestAxis:
         assert [(case.impl, case.page_size) for case in found.cases] == [
             ("eager", None), ("eager", 16), ("eager", 128), ("compile", None), ("sdpa-math", None),
         ]  # fmt: skip
-        assert found.axes["page size"] == "none, 16, 128 (of eager; the others are measured once, contiguous)"
+        assert found.axes["page size"] == "none, 16, 128"
         assert "page size" not in plan(impl="eager").axes
         without = plan(page_size="16", impl="compile,sdpa-math")
-        assert without.axes["page size"].startswith("16 (none of these implementations reads pages")
         assert [case.page_size for case in without.cases] == [None, None]
-
-    def test_pages_and_splits_multiply(self):
-        cells = plan(device="cuda", page_size="none,16", splits="auto,2", impl="triton,cuda,auto").cases
-        of_splits = [(size, splits) for size in (None, 16) for splits in ("auto", 2)]
-        assert [(case.impl, case.page_size, case.splits) for case in cells] == [
-            *(("triton", *pair) for pair in of_splits), *(("cuda", *pair) for pair in of_splits),
-            ("auto", None, None), ("auto", 16, None),
-        ]  # fmt: skip
-
-    def test_the_whole_operation_reads_pages_too(self):
-        cells = plan(device="cuda", op="mta", page_size="none,32", impl="eager,triton,auto,sdpa-cudnn").cases
-        assert [(case.impl, case.page_size) for case in cells] == [
-            *((impl, size) for impl in ("eager", "triton", "auto") for size in (None, 32)), ("sdpa-cudnn", None),
-        ]  # fmt: skip
 
     def test_the_command_that_measures_a_cell_again(self):
         cells = plan(page_size="none,128", impl="eager,sdpa-math").cases
@@ -149,12 +122,6 @@ class TestInputs:
         assert paged.block_table.tolist() == [[1]]
         assert paged.k[0].isnan().all()
 
-    def test_what_is_drawn_is_that_of_the_contiguous_cells(self):
-        one, other = make_inputs(CONTIGUOUS, 5), make_inputs(PAGED, 5)
-        assert all(torch.equal(tensor, other.differentiable[name]) for name, tensor in one.differentiable.items())
-        assert (PAGED.problem_key, PAGED.shape_key) == (CONTIGUOUS.problem_key, CONTIGUOUS.shape_key)
-        assert PAGED.key != CONTIGUOUS.key
-
     def test_pages_and_their_copies_follow_the_cache(self):
         inputs = make_inputs(PAGED)
         paged = inputs.given_to(PAGED)
@@ -172,21 +139,6 @@ class TestInputs:
         assert torch.equal(gather_pages(paged.k, paged.block_table)[:, :, :40], inputs.k)
         assert torch.equal(paged.v.nan_to_num(), first.nan_to_num())
         assert places == (paged.k.data_ptr(), paged.v.data_ptr(), paged.block_table.data_ptr())
-
-    def test_cold_copies_are_of_the_pages(self, monkeypatch):
-        """On a GPU a decode step is replayed on copies of what it reads."""
-        monkeypatch.setattr("mtabench.measuring.timing.l2_bytes", lambda: 40_000)
-        given = []
-
-        def build(case, inputs):
-            given.append(inputs.given_to(case))
-            return lambda: None
-
-        inputs = make_inputs(PAGED)
-        timed(replace(PAGED, device="cuda"), build, inputs).rotations()
-        assert len(given) > 2
-        assert len({x.k.data_ptr() for x in given}) == len(given)
-        assert all(torch.equal(x.k.nan_to_num(), given[0].k.nan_to_num()) for x in given)
 
 
 def by_reference(x, **changes):
@@ -348,11 +300,6 @@ class TestFiles:
         for case, row in zip(CELLS, read_file(path).rows(), strict=True):
             assert Case.of_row(row | {"causal": True}, "cpu") == case
 
-    def test_an_older_file_has_the_same_contiguous_cells(self, old, path):
-        assert [row["page_size"] for row in read_file(old).rows()] == [""] * 4
-        assert set(read_run(old).cells) == {cell_of(key_of(one)) for one in CELLS if one.page_size is None}
-        assert set(read_run(old).cells) < set(read_run(path).cells)
-
     def test_old_and_new_files_in_every_command(self, old, path, tmp_path, monkeypatch, capsys):
         mtabench = make_runner(monkeypatch, capsys, tmp_path)
         code, out, err = mtabench("compare", "old.csv", "run.csv")
@@ -391,51 +338,8 @@ class TestFiles:
         alike = select(read_file(path).rows(), parse_where(["page-size=128,op=conv-attention"]), path)
         assert "page size 128" in make_view(alike).setting
 
-    def test_one_size_and_contiguous_plain_attention_are_two_things(self, path):
-        rows = [row for row in read_file(path).rows() if row["page_size"] == "16" or row["op"] == "attention"]
-        columns = {column.name: column.texts for column in make_view(rows).columns}
-        assert columns["page size"] == ("16", "16", "none", "none")
-        sizes, *_ = results_table(rows, 120, 10).columns
-        assert (sizes.header, *sizes.cells) == ("page size", "16", "16", "none", "none")
-        contiguous = [row for row in read_file(path).rows() if row["page_size"] == ""]
-        assert not any("page size" in (column.name, *column.texts) for column in make_view(contiguous).columns)
-        assert not any("page size" in words for words in make_view(contiguous).setting)
-
-    def test_a_filter_that_nothing_passes_says_what_to_type(self, path):
-        with pytest.raises(UsageError, match=r"in the column page_size they have none, 128, 16$"):
-            select(read_file(path).rows(), parse_where(["page-size=64"]), path)
-
-    def test_filters(self, path):
-        rows = read_file(path).rows()
-        for text, count in (
-            ("page-size=16", 2),
-            ("page_size=16..128", 4),
-            ("page-size=none", 4),
-            ("page_size!=none", 4),
-        ):
-            assert len(select(rows, parse_where([text]), path)) == count
-
     def test_charts_have_a_panel_a_size_with_plain_attention_in_each(self, path):
         found = {title: set(cells["impl"]) for title, cells in problems(read_cells([path]))}
         title = "head dim 16, convolution 3x2"
         assert list(found) == [f"{title}, page size {size}" for size in ("none", "16", "128")]
         assert set(map(frozenset, found.values())) == {frozenset({"eager", "sdpa-math"})}
-
-    def test_charts_say_that_plain_attention_has_no_pages(self, path):
-        sentence = "plain attention reads no pages: its cache is contiguous"
-        assert sentence in chart_cells.words(chart_cells.figure(path, "time"))
-        without = written_runs.write_run(path.with_name("old.csv"), {CELLS[0]: written_runs.rounds(1.0)})
-        assert "page" not in chart_cells.words(chart_cells.figure(without, "time"))
-
-
-class TestModel:
-    def test_pages_are_inputs_in_place_of_the_cache_from_which_measuring_makes_them(self):
-        paged = replace(PAGED, page_size=128)
-        cache = input_bytes(CONTIGUOUS)
-        assert cache == 2 * 2 * 2 * 40 * 16 * 4
-        assert input_bytes(paged) == cache * 128 // 40
-        beyond = expected_memory_bytes(paged, "banded")
-        cuda = replace(paged, impl="cuda")
-        assert measuring_bytes(cuda) == cache + input_bytes(paged) + beyond
-        assert measuring_bytes(replace(cuda, page_size=None)) == cache + beyond
-        assert expected_memory_bytes(paged, "dense") == expected_memory_bytes(CONTIGUOUS, "dense") + cache
