@@ -6,24 +6,20 @@ from dataclasses import dataclass, fields
 from importlib.util import find_spec
 
 from mtabench.errors import UsageError
-from mtabench.options import WHOLE, File, Options, Text, crew
+from mtabench.options import WHOLE, Options, Text, crew
 
 INSTALL = "pip install 'mtabench[cluster]'"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """--gpus, --workers, --scheduler, --on and --tls-... as typed; None where nothing was typed."""
+    """--gpus, --workers and --scheduler as typed; None where nothing was typed."""
 
     gpus: Text = crew("Spread the sweep over GPUs of this machine: all, or numbers such as 0,2.")
     workers: int | None = crew("With --device cpu: so many processes, each on its share of the cores.", **WHOLE)
     scheduler: Text = crew(
         "Spread the sweep over the Dask cluster at tls://HOST:PORT. Needs [cluster]; docs/cluster.md."
     )
-    on: Text = crew("With --gpus or --scheduler: only GPUs whose name has this in it, such as H200.")
-    tls_ca: File = crew("With --scheduler: the PEM file of the authority; Dask's configuration if not given.")
-    tls_cert: File = crew("With --scheduler: the PEM file of this side's certificate.")
-    tls_key: File = crew("With --scheduler: the PEM file of the certificate's key.")
 
     @property
     def anything(self) -> bool:
@@ -75,11 +71,6 @@ class ClusterOptions:
                 f"--{given[0]} and --{given[1]} exclude each other: --gpus and --workers start workers on this "
                 "machine, --scheduler uses those of a cluster that is there"
             )
-        if self.on is not None and given not in (["gpus"], ["scheduler"]):
-            raise UsageError(f"--on {self.on} chooses among GPUs; it needs --gpus all, or --scheduler tls://HOST:PORT")
-        tls = [name for name in ("tls_ca", "tls_cert", "tls_key") if getattr(self, name) is not None]
-        if tls and given != ["scheduler"]:
-            raise UsageError(f"--{tls[0].replace('_', '-')} is for --scheduler tls://HOST:PORT, which is not given")
 
 
 NAMES = tuple(field.name for field in fields(ClusterOptions))

@@ -134,8 +134,8 @@ def connected(address: str, security: Security | None, device: str, run_id: str)
             client = Client(address, security=security, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError, RuntimeError, MemoryError) as error:
         raise UsageError(
-            f"no scheduler of Dask answers at {address} ({_cause(error)}); start it, or correct --scheduler and "
-            "--tls-..."
+            f"no scheduler of Dask answers at {address} ({_cause(error)}); start it, or correct --scheduler "
+            "and the TLS files of Dask's configuration"
         ) from error
     logging.disable()  # of a scheduler that is lost, Dask logs tracebacks where one sentence says it
     try:

@@ -16,11 +16,6 @@ from typing import Any
 SAME = {"mtabench": "mtabench", "git_sha": "git revision", "sources": "sources", "torch": "torch", "triton": "triton"}
 
 
-def fits(on: str | None, device: str) -> bool:
-    """Whether --on means a device of this name."""
-    return on is None or on.lower() in device.lower()
-
-
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU as nvidia-smi lists it."""

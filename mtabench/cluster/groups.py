@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
 from mtabench.problem.case import Case
 
-MOST_DEATHS = 3  # a group is given to another worker twice
+MOST_DEATHS = 3  # a group is given to a worker again twice
 
 
 @dataclass(eq=False, slots=True)
@@ -26,32 +26,23 @@ class Group:
 
 
 class Groups:
-    """The groups that wait for a worker, the longest first."""
+    """The groups that wait for a worker, the longest first; those whose worker died come last."""
 
     def __init__(self, groups: Iterable[Group]) -> None:
         self._waiting = deque(sorted(groups, key=lambda group: -group.seconds))
-        self._again: list[Group] = []
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._again)
+        return len(self._waiting)
 
-    def take(self, place: str, places: Callable[[], Set[str]]) -> Group | None:
-        """The next group for a worker at this place, if there is one; `places` gives those of all workers.
-
-        A group whose worker died is given to a worker elsewhere, unless there is none where it did not die yet.
-        """
-        for group in self._again:
-            died = {where for where, _ in group.deaths}
-            if place not in died or not places() - died:
-                self._again.remove(group)
-                return group
+    def take(self) -> Group | None:
+        """The next group, if there is one."""
         return self._waiting.popleft() if self._waiting else None
 
     def lost(self, group: Group, place: str, reason: str) -> str:
         """A worker died while it measured the group: it waits again, or the reason why it does so no more."""
         group.deaths.append((place, reason))
         if len(group.deaths) < MOST_DEATHS:
-            self._again.append(group)
+            self._waiting.append(group)
             return ""
         said = "; ".join(dict.fromkeys(f"on {where}: {why}" for where, why in group.deaths))
         return f"its worker died {len(group.deaths)} times while measuring cells of this shape, {said}"

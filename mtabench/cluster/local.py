@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from mtabench.cluster.facts import Facts, Gpu, facts_here, fits, gpus_of_machine
+from mtabench.cluster.facts import Facts, Gpu, facts_here, gpus_of_machine
 from mtabench.cluster_options import ClusterOptions
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.processes import ProcessEndedError
@@ -50,12 +50,12 @@ def local_workers(asked: ClusterOptions) -> list[LocalWorker]:
     # By their UUIDs: CUDA may count GPUs in another order than nvidia-smi.
     return [
         LocalWorker(f"GPU {gpu.index}", "cuda", {"CUDA_VISIBLE_DEVICES": gpu.uuid}, gpu.name)
-        for gpu in _chosen(asked.gpus or "all", asked.on)
+        for gpu in _chosen(asked.gpus or "all")
     ]
 
 
-def _chosen(text: str, on: str | None) -> list[Gpu]:
-    """The GPUs named by `all` or by indices as nvidia-smi has them, those whose name has `on` in it."""
+def _chosen(text: str) -> list[Gpu]:
+    """The GPUs named by `all` or by indices as nvidia-smi has them."""
     there = {gpu.index: gpu for gpu in gpus_of_machine()}
     if not there:
         raise UsageError(
@@ -63,22 +63,17 @@ def _chosen(text: str, on: str | None) -> list[Gpu]:
             "for processes that share the CPU give --workers 2 --device cpu"
         )
     if text.strip().lower() == "all":
-        gpus = list(there.values())
-    else:
-        parts = [part.strip() for part in text.split(",")]
-        if not all(part.isdecimal() and len(part) < 5 for part in parts):
-            raise UsageError(f"--gpus {text!r} cannot be read; expected all, or numbers of GPUs such as 0,2")
-        missing = [part for part in parts if int(part) not in there]
-        if missing:
-            raise UsageError(
-                f"--gpus {text}: there is no GPU {missing[0]} here; expected all, or some of "
-                f"{', '.join(map(str, there))}, as nvidia-smi numbers them"
-            )
-        gpus = [there[number] for number in dict.fromkeys(map(int, parts))]
-    chosen = [gpu for gpu in gpus if fits(on, gpu.name)]
-    if not chosen:
-        raise UsageError(f"--on {on} fits none of these GPUs: {', '.join(dict.fromkeys(gpu.name for gpu in gpus))}")
-    return chosen
+        return list(there.values())
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < 5 for part in parts):
+        raise UsageError(f"--gpus {text!r} cannot be read; expected all, or numbers of GPUs such as 0,2")
+    missing = [part for part in parts if int(part) not in there]
+    if missing:
+        raise UsageError(
+            f"--gpus {text}: there is no GPU {missing[0]} here; expected all, or some of "
+            f"{', '.join(map(str, there))}, as nvidia-smi numbers them"
+        )
+    return [there[number] for number in dict.fromkeys(map(int, parts))]
 
 
 def _shares(workers: int) -> list[LocalWorker]:

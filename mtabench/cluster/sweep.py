@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mtabench.cluster.crew import Crew, Worker, WorkerEvent
-from mtabench.cluster.facts import Facts, differences, fits
+from mtabench.cluster.facts import Facts, differences
 from mtabench.cluster.groups import Group, Groups
 from mtabench.errors import MtabenchError
 from mtabench.measuring.ceilings import Ceilings
@@ -42,12 +42,11 @@ class CrewSweep:
     """One sweep by a crew, whose first workers are known and fit; those that come later must be like them."""
 
     def __init__(
-        self, crew: Crew, workers: Mapping[Worker, Facts], on: str | None, plan: Plan, writer: Writer,
-        settings: Settings, watcher: Watcher, run_id: str,
+        self, crew: Crew, workers: Mapping[Worker, Facts], plan: Plan, writer: Writer, settings: Settings,
+        watcher: Watcher, run_id: str,
     ) -> None:  # fmt: skip
         self.crew, self.plan, self.writer, self.settings, self.watcher = crew, plan, writer, settings, watcher
         self.statuses: Counter[str] = Counter()
-        self._on = on
         self._members: dict[Worker, _Member] = {}
         for worker, facts in workers.items():
             self._add(worker, facts)
@@ -93,11 +92,10 @@ class CrewSweep:
             if not worker.is_there:
                 del self._members[worker]
                 continue
-            place = member.facts.place
-            member.group = waiting.take(place, lambda: {other.facts.place for other in self._members.values()})
+            member.group = waiting.take()
             if member.group is not None:
                 request = self._request(member.group, member)
-                self.crew.send(worker, request.packed(), partial(self.watcher.working, place))
+                self.crew.send(worker, request.packed(), partial(self.watcher.working, member.facts.place))
 
     def _request(self, group: Group, member: _Member) -> Request:
         done = self.writer.done
@@ -141,7 +139,7 @@ class CrewSweep:
         place = member.facts.place
         given_up = waiting.lost(group, place, outcome.lost)
         if not given_up:
-            self.watcher.said(f"{place} lost a group ({outcome.lost}): it is measured again, elsewhere if possible")
+            self.watcher.said(f"{place} lost a group ({outcome.lost}): it is measured again")
             return outcome.rows
         self.watcher.said(f"{place} lost a group for the last time ({outcome.lost})")
         known = {key_of_row(row) for row in outcome.rows} | self.writer.done.keys()
@@ -150,7 +148,7 @@ class CrewSweep:
 
     def _join(self, worker: Worker, facts: Facts) -> None:
         """A worker that came late, or again."""
-        reason = reason_against(facts, self._like.versions(), self._on)
+        reason = reason_against(facts, self._like.versions())
         if not reason and facts.device != self._like.device:
             reason = f"it has {facts.device}, and this sweep runs on {self._like.device}"
         if not reason and facts.gpu in {member.facts.gpu for member in self._members.values()} - {""}:
@@ -172,9 +170,7 @@ class CrewSweep:
         return f"what was measured is kept in {path}, and {to_resume(path)} measures the rest"
 
 
-def reason_against(facts: Facts, versions: Mapping[str, str], on: str | None) -> str:
-    """Why a worker may not measure for a process with these versions, or for `--on`; empty if it may."""
-    if not fits(on, facts.device):
-        return f"it has {facts.device}, not {on}"
+def reason_against(facts: Facts, versions: Mapping[str, str]) -> str:
+    """Why a worker may not measure for a process with these versions; empty if it may."""
     different = differences(versions, facts.versions())
     return f"it has {different}" if different else ""

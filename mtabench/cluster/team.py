@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from mtabench.cluster.crew import Crew, Worker
-from mtabench.cluster.facts import Facts, fits
+from mtabench.cluster.facts import Facts
 from mtabench.cluster.local import LocalWorker, local_workers
 from mtabench.cluster_options import ClusterOptions
 from mtabench.errors import MtabenchError, UsageError
@@ -87,23 +87,18 @@ class Team(ThisProcess):
         from mtabench.cluster.sweep import CrewSweep
 
         assert self._crew is not None
-        CrewSweep(self._crew, self._workers, self._asked.on, plan, writer, settings, watcher, self._run_id).run()
+        CrewSweep(self._crew, self._workers, plan, writer, settings, watcher, self._run_id).run()
 
     def _fit(self, met: Mapping[Worker, Facts]) -> Mapping[Worker, Facts]:
-        """Those of the workers that --on means; raises UsageError if they are not all alike, and like this process."""
+        """The workers; raises UsageError if they are not all alike, and like this process."""
         from mtabench.cluster.facts import facts_here
         from mtabench.cluster.sweep import reason_against
 
         # A login node has no GPU, and needs none to say which code it has.
         versions = facts_here("cpu").versions()
-        there = dict.fromkeys(facts.device for facts in met.values())
-        on = self._asked.on
-        fit = {worker: facts for worker, facts in met.items() if fits(on, facts.device)}
-        if not fit:
-            raise UsageError(f"--on {on} fits none of these workers: they have {', '.join(there)}")
         gpus: dict[str, str] = {}
-        for facts in fit.values():
-            reason = reason_against(facts, versions, None)
+        for facts in met.values():
+            reason = reason_against(facts, versions)
             if reason:
                 raise UsageError(
                     f"the worker on {facts.place} does not run the same as this process: {reason}; "
@@ -115,13 +110,13 @@ class Team(ThisProcess):
                     "GPU, each with its own CUDA_VISIBLE_DEVICES"
                 )
             gpus[facts.gpu] = facts.place
-        devices = list(dict.fromkeys(facts.device for facts in fit.values()))
+        devices = list(dict.fromkeys(facts.device for facts in met.values()))
         if len(devices) > 1:
             raise UsageError(
-                f"the workers have {', '.join(devices)}, and a sweep measures on one of them; choose with "
-                f"--on '{devices[0]}'"
+                f"the workers have {', '.join(devices)}, and a sweep measures on one of them; choose some by "
+                "--gpus 0,2, or start workers on GPUs of one kind"
             )
-        return fit
+        return met
 
     def _first(self) -> Mapping[Worker, Facts]:
         """Those that are there now, once they have started to measure; of a cluster, those that answer in time."""
@@ -169,7 +164,7 @@ def gathered(asked: ClusterOptions, device: str, dry_run: bool) -> Iterator[Team
     from mtabench.cluster.dask_cluster import connected
     from mtabench.cluster.security import security_of
 
-    security = security_of(asked)
+    security = security_of(asked.scheduler)
     if dry_run:
         yield Team(asked, device, [], None)
         return

@@ -55,7 +55,7 @@ def sweep(path, first, later=(), seq="16..320:+16"):
     crew, watcher = Crew(lambda: next(arriving, ())), Mock()
     with Writer(path) as writer:
         CrewSweep(
-            crew, {worker: worker.start() for worker in first}, None, plan, writer, Settings(), watcher, "0123456789ab"
+            crew, {worker: worker.start() for worker in first}, plan, writer, Settings(), watcher, "0123456789ab"
         ).run()
     crew.stop()
     assert watcher.ended.call_count == len(plan.cases)
@@ -75,7 +75,7 @@ def test_many_workers_share_the_groups_and_leave_no_thread(tmp_path):
 def test_the_group_of_a_lost_worker_is_measured_by_another(tmp_path):
     table, said = sweep(tmp_path / "out.csv", [Worker(1), Worker(2, dies=True)])
     assert set(table["worker"]) == {"node1 GPU 0"}
-    assert said == ["node2 GPU 0 lost a group (its worker was lost): it is measured again, elsewhere if possible"]
+    assert said == ["node2 GPU 0 lost a group (its worker was lost): it is measured again"]
 
 
 def test_workers_that_come_later_must_be_like_the_first(tmp_path):
@@ -99,7 +99,7 @@ def test_a_crew_whose_scheduler_is_gone_ends_the_sweep(tmp_path):
     crew = Crew(Mock(side_effect=ConnectionError("the connection was lost")))
     plan = make_plan(Options("fwd", seq="16", impl="eager", head_dim="64"), "cuda")
     with Writer(tmp_path / "out.csv") as writer:
-        made = CrewSweep(crew, {(one := Worker(1)): one.start()}, None, plan, writer, Settings(), Mock(), "a")
+        made = CrewSweep(crew, {(one := Worker(1)): one.start()}, plan, writer, Settings(), Mock(), "a")
         with pytest.raises(MtabenchError, match=r"the connection was lost; what was measured is kept in .*out\.csv"):
             made.run()
 
@@ -108,45 +108,13 @@ def make(*seconds):
     return [Group(number, (), one) for number, one in enumerate(seconds)]
 
 
-def both():
-    return {"a", "b"}
-
-
-def test_the_longest_goes_first():
-    groups = Groups(make(3, 10, 1, 7))
-    taken = []
-    while group := groups.take("a", both):
-        taken.append(group.seconds)
-    assert taken == [10, 7, 3, 1]
-    assert len(groups) == 0
-
-
-def test_a_lost_group_goes_to_another_place_before_all_that_wait():
-    groups = Groups(make(5, 4, 3))
-    lost = groups.take("a", both)
-    assert groups.lost(lost, "a", "killed") == ""
-    assert groups.take("a", both).seconds == 4
-    assert groups.take("b", both) is lost
-
-
-def test_a_group_that_died_everywhere_goes_anywhere():
-    groups = Groups(make(5))
-    lost = groups.take("a", both)
-    groups.lost(lost, "a", "killed")
-    assert groups.take("a", both) is None
-    assert groups.take("b", both) is lost
-    groups.lost(lost, "b", "killed")
-    assert groups.take("a", both) is lost
-
-
-def test_a_group_is_given_to_another_twice_and_then_given_up_with_the_reasons():
-    groups = Groups(make(5))
-    for number in range(MOST_DEATHS):
-        group = groups.take("a", lambda: {"a"})
-        said = groups.lost(group, "a" if number else "b", "killed")
-        assert bool(said) == (number == 2)
-    assert said == "its worker died 3 times while measuring cells of this shape, on b: killed; on a: killed"
-    assert len(groups) == 0
+def test_the_longest_goes_first_and_a_lost_one_last_until_it_is_given_up_with_the_reasons():
+    groups = Groups(make(3, 10, 1))
+    lost = groups.take()
+    assert groups.lost(lost, "b", "killed") == ""
+    assert [groups.take().seconds for _ in range(3)] == [3, 1, 10]
+    said = [groups.lost(lost, "a", "killed") for _ in range(MOST_DEATHS - 1)]
+    assert said == ["", "its worker died 3 times while measuring cells of this shape, on b: killed; on a: killed"]
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(1, 21), (2, 11), (3, 10), (8, 10)])
