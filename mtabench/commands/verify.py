@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import NamedTuple
 
 from rich.console import Console
-from rich.text import Text
 
-from mtabench.checking.verify import DTYPES_CHECKED, CheckFilter, CheckRow, count_checks, run_checks
+from mtabench.checking.verify import DTYPES_CHECKED, CheckFilter, CheckRow, run_checks
 from mtabench.commands import WRONG_RESULT
-from mtabench.console import has_width, say, warnings_at_end
+from mtabench.console import say, warnings_at_end
 from mtabench.environment import let_triton_interpret, resolve_device
 from mtabench.errors import NothingCheckedError, UsageError
-from mtabench.escaping import printable
 from mtabench.json_output import others_to_stderr, print_json
 from mtabench.problem import axes
 from mtabench.problem.operations import PLAIN
@@ -23,16 +19,13 @@ from mtabench.prose import all_or_one, plural
 from mtabench.registry import chosen, every, names
 from mtabench.sweeps.measuring_options import check_seed
 from mtabench.sweeps.plan import CONV_NONE, Options, check_op, is_mta, parse_head_dims
-from mtabench.tables import print_lines, print_prose
+from mtabench.tables import print_prose
 
 NOTHING = (
     "nothing was checked: no implementation that was asked for can run here; "
     "--head-dim, --kv-heads, --seq and --causal choose shapes"
 )
-CHECK_LINE = "{:<17} {:<24} {:<36} {:>8} {:>8}  {}"
-NARROW_LINE = "  {:<24} {:>8} {:>8}  "  # below the name and the shape, on a terminal without room for a CHECK_LINE
-WIDE = 104
-AMOUNT = re.compile(r"(?<=off by )[^\s;,]+|(?<=allowed is )[^\s;,]+|\S+(?= % too)")  # the same fault has many
+CHECK_LINE = "  {:<24} {:>8} {:>8}  "  # below the implementation and the shape
 
 
 def run(options: Options, causal: bool | None, as_json: bool) -> int:
@@ -44,93 +37,33 @@ def run(options: Options, causal: bool | None, as_json: bool) -> int:
     """
     if as_json:
         with others_to_stderr():
-            device, seed, _, found = _checking(options, causal)
+            device, seed, found = _checking(options, causal)
             rows = list(found)
         return _print_json(rows, device, seed)
-    console, (_, seed, planned, found) = Console(), _checking(options, causal)
-    if planned.interpreted:
-        checks = plural(planned.interpreted, "check")
-        print_prose(console, f"Triton's interpreter on the CPU runs {checks}, which takes minutes")
-    lines = _Lines(console)
+    console, (_, seed, found) = Console(), _checking(options, causal)
+    say(console, CHECK_LINE.format("check", "error", "allowed") + "result")
+    rows, above = [], ""
     with warnings_at_end(), console.status("") as status:
         for row in found:
-            lines.add(row)
-            status.update(f"{lines.total} of {planned.checks} checks")
-    if not lines.total:
+            if not row.shape:
+                print_prose(console, f"not checked: {row.reason}", f"{row.implementation:<17} ")
+                continue
+            if above != (above := f"{row.implementation}, {row.shape}"):
+                print_prose(console, above, style="bold")
+            rows.append(row)
+            numbers = ("" if x is None else f"{x:.2g}" for x in (row.rel_error, row.tolerance))
+            result = row.reason or "ok" if row.ok else f"wrong: {row.reason}"
+            print_prose(console, result, CHECK_LINE.format(row.check, *numbers), "" if row.ok else "bold red")
+            status.update(plural(len(rows), "check"))
+    if not rows:
         raise NothingCheckedError(NOTHING)
-    lines.add_counts()
-    said = (
-        f"{lines.wrong} of {lines.total} checks failed" if lines.wrong else f"{all_or_one(lines.total, 'check')} passed"
-    )
+    wrong = sum(not row.ok for row in rows)
+    said = f"{wrong} of {len(rows)} checks failed" if wrong else f"{all_or_one(len(rows), 'check')} passed"
     print_prose(console, f"{said}; --seed {seed} draws the same inputs again")
-    return WRONG_RESULT * (lines.wrong > 0)
+    return WRONG_RESULT * (wrong > 0)
 
 
-class _Lines:
-    """A line a check, below a line of names. What is wrong with many is said once, with a mark."""
-
-    def __init__(self, console: Console) -> None:
-        self.total = self.wrong = 0
-        self._console, self._above = console, ""
-        self._narrow = has_width(console) and console.width < WIDE
-        self._faults: dict[str, list[str]] = {}  # the reasons of failed checks, by what is left without amounts
-        if self._narrow:
-            say(console, NARROW_LINE.format("check", "error", "allowed") + "result")
-        else:
-            say(console, CHECK_LINE.format("name", "check", "shape", "error", "allowed", "result"))
-
-    def add(self, row: CheckRow) -> None:
-        if not row.shape:
-            print_prose(self._console, f"not checked: {row.reason}", f"{row.implementation:<17} ")
-            return
-        self.total += 1
-        self.wrong += not row.ok
-        error, allowed = ("" if x is None else f"{x:.2g}" for x in (row.rel_error, row.tolerance))
-        result = row.reason or "ok" if row.ok else self._fault(row.reason)
-        style = "" if row.ok else "bold red"
-        if self._narrow:
-            above = f"{row.implementation}, {row.shape}"
-            if above != self._above:
-                print_prose(self._console, above, style="bold")
-            self._above = above
-            print_prose(self._console, result, NARROW_LINE.format(row.check, error, allowed), style)
-        else:
-            text = CHECK_LINE.format(row.implementation, row.check, row.shape, error, allowed, result)
-            print_lines(self._console, [Text(printable(text), style)])
-
-    def _fault(self, reason: str) -> str:
-        """The reason, or its mark if it was said before."""
-        fault = AMOUNT.sub("", reason)
-        known = fault in self._faults
-        self._faults.setdefault(fault, []).append(reason)
-        mark = f"[{list(self._faults).index(fault) + 1}]"
-        return f"wrong: {mark}" if known else f"wrong: {mark} {reason}"
-
-    def add_counts(self) -> None:
-        """How many checks failed for each reason that several had, with the least and the most of its amounts."""
-        for number, reasons in enumerate(self._faults.values(), start=1):
-            if len(reasons) > 1:
-                print_prose(self._console, f"{len(reasons)} checks: {_spanned(reasons)}", f"[{number}] ")
-
-
-def _spanned(reasons: Sequence[str]) -> str:
-    """Reasons that differ only in their amounts as one."""
-    spans = []
-    for amounts in zip(*map(AMOUNT.findall, reasons), strict=True):
-        ordered = sorted(set(amounts), key=float)
-        spans.append(" to ".join(dict.fromkeys((ordered[0], ordered[-1]))))
-    spelled = iter(spans)
-    return AMOUNT.sub(lambda _: next(spelled), reasons[0])
-
-
-class _Planned(NamedTuple):
-    """How many checks there are, at most, and how many of them run in Triton's interpreter."""
-
-    checks: int
-    interpreted: int
-
-
-def _checking(options: Options, causal: bool | None) -> tuple[str, int, _Planned, Iterator[CheckRow]]:
+def _checking(options: Options, causal: bool | None) -> tuple[str, int, Iterator[CheckRow]]:
     """The device, the seed, and the checks that were asked for, which are made as they are taken."""
     impl, dtype, seed, asked = options.impl, options.dtype, check_seed(options.seed), _asked(options, causal)
     where = resolve_device(options.device)
@@ -147,9 +80,7 @@ def _checking(options: Options, causal: bool | None) -> tuple[str, int, _Planned
     for name in dtypes or ():
         if name not in checked:
             raise UsageError(f"--dtype {name} is not checked on {where}; expected one or more of {', '.join(checked)}")
-    slow = [name for name in wanted if where == "cpu" and any(entry.interpreted for entry in every(name))]
-    planned = _Planned(*(count_checks(names, where, dtypes, asked) for names in (wanted, slow)))
-    return where, seed, planned, run_checks(wanted, where, seed, dtypes, asked)
+    return where, seed, run_checks(wanted, where, seed, dtypes, asked)
 
 
 def _asked(options: Options, causal: bool | None) -> CheckFilter:

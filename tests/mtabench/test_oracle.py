@@ -7,12 +7,12 @@ import pytest
 import torch
 from changed_cases import with_changes
 
-from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
+from mta_kernels.conv_attention import conv_attention_reference
 from mta_kernels.operation import Operation
 from mtabench.checking import sample
 from mtabench.checking.judge import results_of
 from mtabench.checking.oracle import Oracle, sum_floor, tolerance_floor
-from mtabench.checking.sample import SCORES, SCORES_AT_ONCE, backward_sample, decode_sample, forward_sample
+from mtabench.checking.sample import SCORES, SCORES_AT_ONCE, backward_sample, forward_sample
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, make_inputs
 from mtabench.problem.operations import make_operation
@@ -59,16 +59,6 @@ def test_tolerance_is_twice_the_error_of_eager(dtype):
     assert Oracle(case, inputs).tolerance == pytest.approx(max(2 * error, tolerance_floor(inputs.q.dtype)), rel=0.1)
 
 
-def test_one_token_is_exact_and_still_has_a_tolerance():
-    """Eager is exact there: the output is v."""
-    case = replace(CASE, seq=1, dtype="bf16")
-    oracle = Oracle(case, inputs := make_inputs(case))
-    v = inputs.v.repeat_interleave(2, dim=1)
-    assert oracle.check(v).rel_error == 0
-    assert oracle.check(v * (1 + 2**-9)).ok
-    assert not oracle.check(v * 1.02).ok
-
-
 def perturb_row(out):
     out[1, 2, 40] *= 1.0003
 
@@ -96,51 +86,12 @@ def test_planted_faults_are_found(fault):
     assert check.reason
 
 
-@pytest.mark.parametrize("fault", [swap_rows, write_nan])
-def test_planted_faults_are_found_in_bf16(fault):
-    assert not judged(replace(CASE, dtype="bf16"), fault).ok
-
-
-def test_a_fault_in_one_row_is_called_that():
-    check = judged(CASE, lambda out: out[1, 2, 40].mul_(1 + 1e-5))
-    assert not check.ok
-    assert check.rel_error <= check.tolerance
-    assert "a row of out" in check.reason
-
-
-def test_the_future_leaking_in_is_found():
-    inputs = make_inputs(CASE)
-    out = conv_attention_reference(*inputs.differentiable.values(), causal=False)
-    assert not Oracle(CASE, inputs).check(out).ok
-
-
-def test_another_convolution_is_found():
-    inputs = make_inputs(CASE)
-    flipped = conv_attention_reference(inputs.q, inputs.k, inputs.v, inputs.weight.flip(2))
-    assert not Oracle(CASE, inputs).check(flipped).ok
-
-
 @pytest.mark.parametrize("wrong", [0, 1, 2, 3])
 def test_every_gradient_is_checked(wrong):
     case = replace(CASE, pass_="bwd")
     check = judged(case, lambda gradients: gradients[wrong].mul_(1.001))
     assert not check.ok
     assert ("dq", "dk", "dv", "dweight")[wrong] in check.reason
-
-
-def test_a_row_of_a_gradient_is_checked():
-    check = judged(replace(CASE, pass_="bwd"), lambda gradients: gradients[1][1, 1, 30].mul_(1.001))
-    assert not check.ok
-    assert "dk" in check.reason
-
-
-def test_a_decode_step_that_ignores_the_window_is_found():
-    case = replace(CASE, pass_="decode")
-    inputs = make_inputs(case)
-    q = inputs.q.clone()
-    q[:, :, 0] = 0
-    out = conv_attention_decode_reference(q, inputs.k, inputs.v, inputs.weight, lengths=inputs.lengths)
-    assert not Oracle(case, inputs).check(out).ok
 
 
 @pytest.mark.parametrize(
@@ -188,12 +139,6 @@ class TestSampled:
     def test_right_results_pass(self):
         assert judged(self.case).ok
         assert judged(replace(self.case, pass_="bwd")).ok
-
-    def test_nan_in_an_unsampled_head(self):
-        batch, head, row = (~self.sampled()).nonzero()[100].tolist()
-        check = judged(self.case, lambda out: out[batch, head, row].fill_(float("nan")))
-        assert not check.ok
-        assert f"[{batch}, {head}, {row}, 0]" in check.reason
 
     def test_garbage_in_an_unsampled_head(self):
         batch, head, row = (~self.sampled()).nonzero()[100].tolist()
@@ -277,12 +222,6 @@ def test_forward_work_is_bounded(seq, kv_heads):
         assert all(a[1] <= b[0] for a, b in zip(part.blocks, part.blocks[1:], strict=False))
 
 
-def test_all_of_a_small_case_is_taken():
-    case = replace(H200, seq=64, batch=2, kv_heads=4)
-    (sample,) = forward_sample(case, 0)
-    assert scores(case, sample) == 2 * 16 * 64 * 64
-
-
 def test_backward_takes_all_rows_of_the_same_heads_of_every_sequence():
     case = replace(H200, pass_="bwd", seq=256, batch=3, heads=8, kv_heads=4)
     sample = backward_sample(case, 0)
@@ -292,14 +231,6 @@ def test_backward_takes_all_rows_of_the_same_heads_of_every_sequence():
     per_sequence = [kv_heads[batch == i].tolist() for i in range(3)]
     assert per_sequence[0] == per_sequence[1] == per_sequence[2]
     assert {0, 3} <= set(per_sequence[0])
-
-
-def test_decode_takes_first_and_last_head():
-    case = replace(H200, pass_="decode", seq=32768, batch=4)
-    taken = torch.cat([torch.stack([h.batch, h.kv_heads], 1) for h in decode_sample(case, 0).chunks]).tolist()
-    assert [0, 0] in taken
-    assert [3, 15] in taken
-    assert len(taken) < 64
 
 
 def sampled_rows(case, seed, size=64):

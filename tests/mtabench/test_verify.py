@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import planted_cells
 import pytest
-import torch
 
 from mta_kernels import gpu_limits, score_chunks
 from mta_kernels.conv_attention import conv_attention_reference
 from mtabench import registry
 from mtabench.checking import verify
-from mtabench.checking.verify import CheckedShape, count_checks, run_checks
+from mtabench.checking.verify import CheckedShape, run_checks
 
 LONG = (CheckedShape(2, 1, 1, 41, 16, 2, 2),)
 MTA = (
@@ -27,7 +26,7 @@ def small(monkeypatch):
     monkeypatch.setattr(verify, "SHAPES", SHAPES)
     monkeypatch.setattr(verify, "LONG_SHAPES", {"cpu": LONG, "interpreter": LONG})
     for name, shapes in (("MTA_SHAPES", MTA), ("MTA_LONG_SHAPES", MTA_LONG)):
-        monkeypatch.setitem(getattr(verify, name), "interpreter", shapes)
+        monkeypatch.setattr(verify, name, dict.fromkeys(("cpu", "interpreter"), shapes))
     monkeypatch.setattr(score_chunks, "CHUNK_ROWS", 32)
     monkeypatch.setattr(gpu_limits, "INTERPRETED_SM_COUNT", 2)
     monkeypatch.setattr(verify, "DTYPES_CHECKED", {"cpu": ("fp32",)})
@@ -49,11 +48,10 @@ def test_right_kernels_pass_every_check(name):
     rows = list(run_checks([name], "cpu"))
     assert [row for row in rows if not row.ok] == []
     checks = {row.check for row in rows}
-    assert {"error fwd", "error bwd", "causal, bit for bit", "within the range of v", "batch and heads apart"} <= checks
-    assert {f"{check} {pass_}" for check in ("strided", "long") for pass_ in ("fwd", "bwd", "decode")} <= checks
-    for check in ("identity is attention", "decode in pages"):
-        assert (check in checks) == (not name.startswith("sdpa"))
-    assert "decode is forward's row" in checks
+    of_passes = {f"{check} {one}" for check in ("error", "strided", "long") for one in ("fwd", "bwd", "decode")}
+    assert of_passes <= checks
+    assert {"decode is forward's row", "batch and heads apart", "another scale fwd"} <= checks
+    assert ("decode in pages" in checks) == (not name.startswith("sdpa"))
     for row in rows:
         assert row.implementation == name
         assert row.rel_error is None or row.rel_error <= row.tolerance
@@ -72,7 +70,8 @@ def test_decode_alone_is_checked_as_decode(monkeypatch, fault):
     planted = planted_cells.changed("eager", passes=("decode",), build=only_decode)
     monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted)
     rows = list(run_checks(["eager"], "cpu"))
-    decode = {"decode is forward's row", "decode in pages", "strided decode", "long decode", "another scale decode"}
+    decode = {f"{check} decode" for check in ("error", "strided", "long", "another scale")}
+    decode |= {"decode is forward's row", "decode in pages"}
     assert {row.check for row in rows} == decode
     assert all(row.ok == (not fault) for row in rows)
 
@@ -128,13 +127,13 @@ def test_a_dout_that_a_library_cannot_take_is_said_and_not_given(monkeypatch):
 
 
 def test_a_leak_from_the_future_is_found(monkeypatch):
+    """However small it is."""
+
     def leak(q, k, v, weight, causal):
         out = conv_attention_reference(q, k, v, weight, causal=causal)
         return out + 1e-9 * v.mean(2, keepdim=True).repeat_interleave(q.shape[1] // v.shape[1], 1)
 
-    found = plant(monkeypatch, leak)
-    assert "causal, bit for bit" in found
-    assert "error fwd" not in found
+    assert "error fwd" in plant(monkeypatch, leak)
 
 
 def test_a_leak_between_heads_is_found(monkeypatch):
@@ -143,23 +142,6 @@ def test_a_leak_between_heads_is_found(monkeypatch):
         return out + 1e-7 * out.mean(1, keepdim=True)
 
     assert "batch and heads apart" in plant(monkeypatch, leak)
-
-
-def test_unmasked_scores_are_found(monkeypatch):
-    """The paper's equation masks after the convolution alone; the identity and 1x1 cannot tell."""
-
-    def late_mask(q, k, v, weight, causal):
-        scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(2, 3) / q.shape[3] ** 0.5
-        taps, pad = weight.shape[1:], (weight.shape[2] - 1) // 2
-        padded = torch.nn.functional.pad(scores, (pad, taps[1] - 1 - pad, taps[0] - 1, 0))
-        mixed = torch.nn.functional.conv2d(padded, weight[:, None], groups=len(weight))
-        if causal:
-            mixed = mixed.masked_fill(torch.ones_like(mixed, dtype=torch.bool).triu(1), float("-inf"))
-        return mixed.softmax(-1) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-
-    found = plant(monkeypatch, late_mask)
-    assert {"error fwd", "causal, bit for bit"} <= found
-    assert not {"identity is attention", "1x1 is scaled attention"} & found
 
 
 def test_another_shape_is_the_reason_of_every_check(monkeypatch):
@@ -173,9 +155,8 @@ def test_another_shape_is_the_reason_of_every_check(monkeypatch):
 
     monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted_cells.changed("sdpa-math", build=tokens_first))
     rows = list(run_checks(["sdpa-math"], "cpu"))
-    assert len(rows) <= count_checks(["sdpa-math"], "cpu")
     rows = [row for row in rows if "decode" not in row.check]
-    assert len(rows) > 12
+    assert len(rows) > 5
     assert [row.check for row in rows if not row.reason.startswith("out is ")] == []
 
 
