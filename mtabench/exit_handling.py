@@ -6,7 +6,6 @@ import errno
 import getpass
 import io
 import os
-import re
 import shutil
 import signal
 import sys
@@ -125,24 +124,11 @@ def _unread() -> int:
 
 
 def _with_hint(message: str, error: Exception) -> str:
-    """Typer's message, the option that a stray word may be meant for, and which help says what there is."""
+    """Typer's message, and which help says what there is."""
     context = getattr(error, "ctx", None)
     path = context.command_path.removeprefix("mtabench").strip() if context else ""
     command = " ".join(filter(None, ("mtabench", path, "--help")))
-    meant = _meant(message, context)
-    return f"{message.removesuffix('.')}{meant} (`{command}` shows what there is)"
-
-
-def _meant(message: str, context: Any) -> str:
-    """The option of the command whose values, as a shell completes them, the only stray word is one of; or nothing."""
-    stray = re.search(r"extra argument\S* \((\S+)\)$", message)
-    if context is None or stray is None:
-        return ""
-    for option in context.command.params:
-        completed = option.shell_complete(context, stray[1])
-        if stray[1] in [item.value for item in completed if item.type == "plain"]:  # others are for paths
-            return f"; did you mean {option.opts[0]} {stray[1]}?"
-    return ""
+    return f"{message.removesuffix('.')} (`{command}` shows what there is)"
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -75,14 +75,14 @@ class _Helpful:
         formatter.write("\n".join(_lines(self, ctx, min(WIDTH, shutil.get_terminal_size().columns))))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer's; an error says of which command it is, so that its help can be named, and which have an option."""
+        """As Typer's; an error says of which command it is, so that its help can be named."""
         try:
             return super().parse_args(ctx, _joined(ctx.command, args))  # type: ignore[misc]
         except Exception as error:
             if getattr(error, "ctx", ctx) is None:
                 error.ctx = ctx  # type: ignore[attr-defined]
             if hasattr(error, "possibilities"):
-                _say_where(error, ctx)
+                _offer_near(error, ctx)
             raise
 
 
@@ -124,36 +124,25 @@ class CommandGroup(_Helpful, TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except Exception as error:
-            paths = [path for path, *_ in _commands(ctx.find_root().command, "mtabench")]
+            paths = _commands(ctx.find_root().command, "mtabench")
             if found := [path for path in paths if path.endswith(f" {args[0]}")]:
                 error.message = f"No such command {args[0]!r}; there is `{'`, `'.join(found)}`"  # type: ignore[attr-defined]
             raise
 
 
-def _say_where(error: Any, ctx: Any) -> None:
-    """Of options that Typer offers keep those that are near: it counts the dashes, which all share. Name the commands
-    of the same group that have just what was typed; with none near, any command."""
-    typed = error.option_name
+def _offer_near(error: Any, ctx: Any) -> None:
+    """Of options that Typer offers keep those that are near: it counts the dashes, which all share."""
     own = (name for param in ctx.command.params for name in param.opts)
     possible = list(dict.fromkeys(name.lstrip("-") for name in (*(error.possibilities or ()), *own)))
-    word = typed.lstrip("-")
+    word = error.option_name.lstrip("-")
     near = near_names(word, possible) or [name for name in possible if len(name) > 2 and word.startswith(name)]
     error.possibilities = [f"--{name}" for name in near]
-    others = _commands(ctx.find_root().command, "mtabench")
-    having = [(path, group) for path, group, options in others if typed in options]
-    group = getattr(ctx.command, "rich_help_panel", None)
-    having = [one for one in having if one[1] == group] or ([] if near else having)
-    if having:
-        *first, last = (f"`{path}`" for path, _ in having)
-        has = f"{', '.join(first)} and {last} have it" if first else f"{last} has it"
-        error.message = f"{error.message.removesuffix('.')}; {has}"
 
 
-def _commands(group: Any, path: str) -> Iterator[tuple[str, str | None, set[str]]]:
-    """Every command: as typed, its group in the list of all, and its options."""
+def _commands(group: Any, path: str) -> Iterator[str]:
+    """Every command as typed."""
     for name, command in getattr(group, "commands", {}).items():
-        options = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
-        yield f"{path} {name}", getattr(command, "rich_help_panel", None), options
+        yield f"{path} {name}"
         yield from _commands(command, f"{path} {name}")
 
 

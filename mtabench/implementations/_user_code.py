@@ -12,7 +12,6 @@ import importlib.util
 import re
 import shlex
 import sys
-import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -25,7 +24,6 @@ from mtabench.errors import UsageError
 from mtabench.implementations._own_settings import SideEffectError, own_settings
 
 EXAMPLE = "--impl ./mine.py:attention"
-LONG_IMPORT_S = 5.0
 MOST_OFFERED = 6
 JUDGE = "mtabench.sweeps.sweep"  # with all that it imports: code that replaces some of it before would not be noticed
 
@@ -140,7 +138,7 @@ def _module_of(file: Path, shown: str) -> ModuleType:
         sys.path.append(str(file.parent))
     sys.modules[name] = module
     try:
-        with _importing(shown, name, file):
+        with _importing(name):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
@@ -150,30 +148,13 @@ def _module_of(file: Path, shown: str) -> ModuleType:
 
 
 @contextmanager
-def _importing(what: str, module: str, file: Path) -> Iterator[None]:
-    """Within, code is imported, which may never end: that it takes long is said while it does, and at which line.
-
-    What it sets for the whole process holds for what is in the module alone: others are measured as well.
-    """
+def _importing(module: str) -> Iterator[None]:
+    """Within, code is imported. What it sets for the whole process holds for what is in the module alone."""
     import torch  # here, since the seconds that it takes are not the file's
 
     importlib.import_module(JUDGE)
-    importing = threading.get_ident()
-
-    def say() -> None:
-        where = _place(traceback.extract_stack(sys._current_frames().get(importing)), file)
-        at = f", at {where}" if where else ""
-        text = f"mtabench: importing {what} has taken {LONG_IMPORT_S:g} s and goes on{at}; Ctrl-C stops it"
-        print(text, file=sys.stderr, flush=True)
-
-    timer = threading.Timer(LONG_IMPORT_S, say)
-    timer.daemon = True
-    timer.start()
-    try:
-        with own_settings(module), torch.set_grad_enabled(True):
-            yield
-    finally:
-        timer.cancel()
+    with own_settings(module), torch.set_grad_enabled(True):
+        yield
 
 
 def _text(error: BaseException) -> str:

@@ -55,10 +55,6 @@ def test_a_decode_that_takes_a_block_table_is_judged_with_pages(name):
     assert implementation_of(contiguous).pages
 
 
-def test_a_decode_without_a_block_table_reads_no_pages():
-    assert not implementation_of(own("with_backward", "decode")).pages
-
-
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
 @pytest.mark.parametrize("function", ["attention", "conv_attention"])
 def test_the_example_in_pytorch_is_right(function, pass_):

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -22,9 +21,8 @@ from written_runs import case, rounds, write_run
 from mtabench import registry
 from mtabench.checking import verify
 from mtabench.checking.verify import CheckedShape
-from mtabench.implementations import _user_code
 from mtabench.problem.inputs import use_full_float32
-from mtabench.registry import chosen, name_of, typed_as
+from mtabench.registry import name_of, typed_as
 from mtabench.report.data import COMMAND
 from mtabench.results.results_file import read_file
 
@@ -81,15 +79,6 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(mtabench, tmp_path, typed)
         (tmp_path / name).write_text(text)
     refused(mtabench("fwd", "--impl", typed, *TINY, "--dry-run"), *REFUSED[typed])
     assert not (tmp_path / "mtabench-results").exists()
-
-
-def test_an_import_that_takes_long_is_said_while_it_does(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(_user_code, "LONG_IMPORT_S", 0.4)
-    (tmp_path / "long.py").write_text("import time\ntime.sleep(1)\ndef f(q, k, v, *, causal, scale): pass\n")
-    chosen([f"{tmp_path / 'long.py'}:f"])
-    said = capfd.readouterr().err
-    place = r"has taken 0.4 s and goes on, at long.py, line 2; Ctrl-C stops it"
-    assert re.fullmatch(rf"mtabench: importing \S+long.py {place}\n", said)
 
 
 SETS = """
