@@ -151,13 +151,11 @@ def explain(
     options: Annotated[Options, o.Fields(*o.AXES, "causal", *o.DECODE, "preset")],
     pass_: o.PassName,
     device_name: o.DeviceName = None,
-    results: o.ResultsCsv = None,
-    ceilings: o.CeilingsIn = None,
 ) -> int:
     """Predict the time of cells and say what it is made of. Needs no GPU if one is named; measures nothing."""
     from mtabench.commands.explain import run
 
-    return run(replace(options, pass_=pass_), device_name, results or [], ceilings)
+    return run(replace(options, pass_=pass_), device_name)
 
 
 @app.command(rich_help_panel="Understand")
@@ -166,9 +164,7 @@ def memory(
     pass_: o.MemoryPass = "fwd",
     device_name: o.DeviceName = None,
     memory: o.MemorySize = None,
-    measure: o.Trace = False,
     csv: o.CellsCsv = None,
-    json_file: o.CellsJson = None,
     overwrite: o.OverwriteOutputs = False,
 ) -> int:
     """Say what implementations store and move: score matrix against tile, traffic, and where memory ends."""
@@ -176,23 +172,22 @@ def memory(
     check_axes(options)
     from mtabench.commands.memory import run
 
-    return run(options, device_name, memory, measure, csv, json_file, overwrite)
+    return run(options, device_name, memory, csv, overwrite)
 
 
 @app.command("inspect", rich_help_panel="Understand")
 def inspect_(
     options: Annotated[Options, o.Fields("head_dim", "conv", "dtype", "seq", conv=o.TAPS)],
     target: o.Targets = None, kernel: o.KernelNames = None, causal: o.IfCausal = None, all_shapes: o.AllShapes = False,
-    sass: o.Sass = None, baseline: o.StaticBaseline = None, accept: o.Accept = False,
-    json_file: o.JsonOut = None, csv: o.CsvOut = None, overwrite: o.OverwriteOutputs = False,
+    baseline: o.StaticBaseline = None, accept: o.Accept = False,
+    json_file: o.JsonOut = None, overwrite: o.OverwriteOutputs = False,
 ) -> int:  # fmt: skip
-    """Compile the kernels for GPUs that are not there. Shows registers, spills, occupancy and what limits it, SASS."""
+    """Compile the kernels for GPUs that are not there. Shows registers, spills, occupancy and what limits it."""
     from mtabench.commands.inspect import run
     from mtabench.static.shapes import ShapeFilter
 
     asked = ShapeFilter(options.head_dim, options.conv, options.dtype, options.seq, causal)
-    outputs = {"json-file": json_file, "csv": csv}
-    return run(target, kernel, asked, all_shapes, sass, baseline, accept, outputs, overwrite)
+    return run(target, kernel, asked, all_shapes, baseline, accept, json_file, overwrite)
 
 
 @app.command(rich_help_panel="Understand")

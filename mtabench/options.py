@@ -272,19 +272,10 @@ TunedOut = Annotated[
 ]
 PassName = Annotated[str, Argument(**_one_of(KERNEL_PASSES), help="fwd, bwd or decode.", metavar="PASS")]
 ProfiledPass = Annotated[Text, Argument(**_one_of(KERNEL_PASSES), help="fwd, bwd or decode.", metavar="[PASS]")]
-Tools = Annotated[
-    Texts, Option(help="Profilers, one or more of trace,proton,ncu; those that can be had here if not given.")
-]
+Tools = Annotated[Texts, Option(help="Profilers, one or more of trace,ncu; those that can be had here if not given.")]
 ProfileOut = Annotated[File, Output(*OUT, help="The folder to write; mtabench-results/profile-PASS-TIME if not given.")]
 NcuReport = Annotated[File, Option(help="Instead of measuring, read a saved `ncu --import REPORT --csv --page raw`.")]
 DeviceName = Annotated[Text, Option(help="The GPU that is meant, such as h200; this machine's if not given.")]
-ResultsCsv = Annotated[
-    list[Path] | None,
-    Option("--results", metavar="<path>", help="A results file: its times stand beside the predicted ones."),
-]
-CeilingsIn = Annotated[
-    File, Option(help="Ceilings measured on that GPU; mtabench-results/ceilings.json if it is there.")
-]
 ProfileIn = Annotated[
     list[Path] | None,
     Option(
@@ -352,22 +343,14 @@ IfCausal = Annotated[
 AllShapes = Annotated[
     bool, Option("--all-shapes", help="Every shape that takes a path of its own through the kernels.")
 ]
-Sass = Annotated[
-    bool | None, Option("--sass/--no-sass", help="Disassemble, for the instruction mix; not with --baseline.")
-]
 StaticBaseline = Annotated[
     File, Option("--baseline", help="Compare with a file of --json-file; exit with 1 if a kernel got worse.")
 ]
 Accept = Annotated[bool, Option("--accept", help="With --baseline: write what is compiled now into that file.")]
 JsonOut = Annotated[File, Output("--json-file", help="Write the kernels as JSON; also makes a baseline.")]
-CsvOut = Annotated[File, Output("--csv", help="Write the kernels as CSV.")]
 MemoryPass = Annotated[Names, Option("--pass", **_one_of(KERNEL_PASSES), help="fwd, bwd or decode.")]
 MemorySize = Annotated[Text, Option(help="Memory to fit into, such as 80GB or 24GiB; the device's if not given.")]
-Trace = Annotated[
-    bool, Option("--measure", help="Call each cell on this machine's GPU and trace its peak, beside the planned one.")
-]
 CellsCsv = Annotated[File, Output("--csv", help="Write a row a cell as CSV.")]
-CellsJson = Annotated[File, Output("--json-file", help="Write a row a cell as JSON.")]
 Measure = Annotated[
     bool, Option("--measure", help="Measure memory bandwidth and matmul rate as well, and keep them for sweeps.")
 ]

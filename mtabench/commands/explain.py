@@ -1,26 +1,21 @@
-"""The command `explain`: the kernels of a cell, and the least time of its work, beside what was measured."""
+"""The command `explain`: the kernels of a cell, and the least time of its work."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
 from mta_kernels.plan import KernelCall
-from mtabench.commands import RESULTS_FOLDER
 from mtabench.console import make_console, say, significant
 from mtabench.errors import UsageError
-from mtabench.measuring.kept_ceilings import FILE_NAME, ceilings_of_device
 from mtabench.prediction.devices import Device, Rates, find_device, rates_of
 from mtabench.prediction.memory import expected_memory_bytes, input_bytes, longest_seq
 from mtabench.prediction.predict import Prediction, predict, unpredicted
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.registry import implementation_of
-from mtabench.results.results_file import key_of, key_of_row, read_file
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.tables import Cell, Column, as_columns, print_columns, print_prose
 
@@ -30,48 +25,36 @@ RULE = (
     "bytes are those of the tensors that its kernels take"
 )
 HEADINGS = ("kernel", "language", "launches", "blocks", "threads", "shared\nKiB", "MB")
-Measured = dict[tuple[str, ...], tuple[float, Path]]
 
 
-def run(options: Options, device_name: str | None, results: Sequence[Path], ceilings: Path | None) -> int:
+def run(options: Options, device_name: str | None) -> int:
     """Print the prediction of each cell of the axes; raises UsageError for what there is no prediction of."""
     cases = make_plan(replace(options, impl=options.impl or "triton"), device="cuda").cases
     if len(cases) > MOST_CELLS:
         raise UsageError(f"these axes have {len(cases)} cells, and explain takes at most {MOST_CELLS}; name fewer")
     device = _device(device_name)
-    measured = {  # medians in ms; the last file counts
-        key_of_row(row): (float(row["median_ms"]), path)
-        for path in results
-        for row in read_file(path).rows()
-        if row["status"] == "ok"
-    }
-    kept = _kept_ceilings(ceilings, device)
+    rates = rates_of(device)
     console = make_console()
     print_prose(console, RULE)
-    said = ""  # of the device; the same for all cells, unless ceilings of their dtypes were measured
+    print_prose(console, _limits(device, rates))
     for case in cases:
-        rates = rates_of(device, *kept.get(case.dtype, ()))
-        reason = unpredicted(case, device)
-        if not reason and (limits := _limits(device, rates)) != said:
-            print_prose(console, limits)
-            said = limits
         say(console, "")
         print_prose(console, _title(case), style="bold")
-        if reason:
+        if reason := unpredicted(case, device):
             print_prose(console, f"no prediction: {reason}")
         else:
-            _explain(console, case, device, rates, measured)
+            _explain(console, case, device, rates)
     return 0
 
 
-def _explain(console: Console, case: Case, device: Device, rates: Rates, measured: Measured) -> None:
+def _explain(console: Console, case: Case, device: Device, rates: Rates) -> None:
     prediction = predict(case, device, rates)
     if prediction.calls:
         print_columns(console, _kernels_table(prediction))
     work = implementation_of(case).work
     print_prose(
         console, f"{prediction.flops / 1e9:.4g} GFLOP, {prediction.moved_bytes / 1e6:.4g} MB through memory: "
-        f"{_verdict(prediction, measured.get(key_of(case)))}",
+        f"at least {significant(prediction.seconds * 1e3)} ms, by {prediction.bound_by}",
     )  # fmt: skip
     needed = input_bytes(case) + expected_memory_bytes(case, work)
     longest = longest_seq(case, work, device.memory_bytes)
@@ -85,16 +68,6 @@ def _explain(console: Console, case: Case, device: Device, rates: Rates, measure
 def _limits(device: Device, rates: Rates) -> str:
     products, copies = f"{2 * rates.macs / 1e12:.4g} TFLOP/s", f"{rates.memory_bytes / 1e9:.4g} GB/s"
     return f"on {device.name}: products at {products}, copies at {copies}, {rates.source}"
-
-
-def _verdict(prediction: Prediction, found: tuple[float, Path] | None) -> str:
-    """The least time beside the measured one."""
-    text = f"at least {_ms(prediction.seconds)}, by {prediction.bound_by}"
-    if found is None:
-        return text
-    measured_ms, path = found
-    share = prediction.seconds * 1e3 / measured_ms
-    return f"{text}; measured: {significant(measured_ms)} ms ({path}), of which that is {share:.0%}"
 
 
 def _kernels_table(prediction: Prediction) -> list[Column]:
@@ -124,17 +97,6 @@ def _device(name: str | None) -> Device:
     return find_device(torch.cuda.get_device_name())
 
 
-def _kept_ceilings(path: Path | None, device: Device) -> dict[str, tuple[tuple[float, float], str]]:
-    """By dtype the ceilings measured on this device, and where they stand; none without a file."""
-    if path is not None and not path.exists():
-        raise UsageError(f"there is no file {path}; `mtabench env --measure --out {path}` writes it")
-    file = path or RESULTS_FOLDER / FILE_NAME
-    found = ceilings_of_device(file, device.name)
-    if path is not None and not found:
-        raise UsageError(f"{path} says nothing of {device.name}; leave --ceilings away, or name its file")
-    return {dtype: ((one.copy_gbytes_s, one.matmul_tflops), f"measured ({file})") for dtype, one in found.items()}
-
-
 def _title(case: Case) -> str:
     grouped = f" (KV {case.kv_heads})" if case.kv_heads != case.heads else ""
     steps = f", {case.steps}" if case.steps else ""
@@ -143,7 +105,3 @@ def _title(case: Case) -> str:
         f"{case.pass_} {case.label}: {case.dtype} {case.batch} x {case.heads} heads{grouped} of {case.head_dim}, "
         f"seq {short(case.seq)}{steps}{causal}"
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{significant(seconds * 1e3)} ms"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -26,18 +26,18 @@ NOT_COMPARABLE = 5
 
 
 def run(
-    target: str | None, kernel: str | None, asked: ShapeFilter, all_shapes: bool, sass: bool | None,
-    baseline: Path | None, accept: bool, outputs: Mapping[str, Path | None], overwrite: bool = False,
+    target: str | None, kernel: str | None, asked: ShapeFilter, all_shapes: bool, baseline: Path | None, accept: bool,
+    json_file: Path | None, overwrite: bool = False,
 ) -> int:  # fmt: skip
-    """Compile and show, or compare with a baseline; the exit code. `outputs` are the files for "json-file" and "csv".
+    """Compile and show, or compare with a baseline; the exit code. What was compiled is written to `json_file`.
 
     With a baseline its targets and shapes are what is compiled, as far as the options do not narrow them, and `accept`
     writes what came of it into the baseline.
     Exit codes: 0; 1 if a kernel got worse; 5 if nothing can be compared, or other compilers made the baseline.
     """
     base = None if baseline is None else records.read_json(baseline)
-    reports = {f"--{name}": path for name, path in outputs.items() if path is not None}
-    check_outputs(reports, [baseline] if baseline else [], overwrite)
+    if json_file is not None:
+        check_outputs({"--json-file": json_file}, [baseline] if baseline else [], overwrite)
     if accept and (baseline is None or all_shapes or target or kernel or asked != ShapeFilter()):
         raise UsageError("--accept replaces a whole baseline: it needs --baseline FILE, and no target, kernel or shape")
     names = tuple(map(short_name, axes.parse_names(kernel, "--kernel"))) if kernel is not None else ()
@@ -47,16 +47,15 @@ def run(
         raise MtabenchError(
             "inspect compiles with Triton, which is not installed: pip install triton (it is for Linux)"
         )
-    disassemble = sass if sass is not None else base is None
-    found = _compiled(targets, shapes, names, disassemble)
+    found = _compiled(targets, shapes, names)
     for name in names:
         if found.launched and not any(name in launched for launched in found.launched):
             raise UsageError(
                 f"--kernel {name!r} is part of no name of a kernel that is launched for these targets and shapes; "
                 f"there are {', '.join(found.launched)}"
             )
-    for option, path in reports.items():
-        write_text(path, records.json_text(found) if option == "--json-file" else records.csv_text(found.kernels))
+    if json_file is not None:
+        write_text(json_file, records.json_text(found))
     console = make_console()
     if base is None or baseline is None:
         _show(console, found, targets)
@@ -80,9 +79,7 @@ def _targets(text: str | None, base: Inspection | None) -> list[Limits]:
     return found
 
 
-def _compiled(
-    targets: Sequence[Limits], shapes: Sequence[Shape], names: Sequence[str], disassemble: bool
-) -> Inspection:
+def _compiled(targets: Sequence[Limits], shapes: Sequence[Shape], names: Sequence[str]) -> Inspection:
     """What came of compiling, with a line on standard error for each shape of a target as it ends."""
     total = len(targets) * len(shapes)
     done = 0
@@ -93,20 +90,17 @@ def _compiled(
         show_step(status, f"[{done}/{total}] {limits.target}: {shape.name}: {plural(len(kernels), 'kernel')}")
 
     with Console(stderr=True).status(f"[0/{total}] compiling") as status:
-        return runs.inspect(targets, shapes, SOURCES, names=names, disassemble=disassemble, progress=progress)
+        return runs.inspect(targets, shapes, SOURCES, names=names, progress=progress)
 
 
 def _show(console: Console, found: Inspection, targets: Sequence[Limits]) -> None:
-    for title, shown, reasons in tables.tables(found.kernels, targets):
+    for title, columns, reasons in tables.tables(found.kernels, targets):
         print_prose(console, title, style="bold")
-        for columns in shown:
-            print_columns(console, columns)
-            console.print()
+        print_columns(console, columns)
+        console.print()
         for mark, reason in reasons:
             print_prose(console, reason, f"{mark} ")
-    for text in (tables.LEGEND, tables.MIX_LEGEND if any(kernel.mix for kernel in found.kernels) else ""):
-        if text:
-            print_prose(console, text)
+    print_prose(console, tables.LEGEND)
     say(console, tables.summary(found.kernels))
 
 

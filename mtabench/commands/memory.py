@@ -11,13 +11,12 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from mtabench.console import make_console, say, show_step
+from mtabench.console import make_console, say
 from mtabench.errors import UsageError
 from mtabench.prediction.devices import Device, find_device, known_device
 from mtabench.prediction.memory import longest_seq
 from mtabench.prediction.predict import unpredicted
 from mtabench.prediction.storage import storage_of
-from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.registry import implementation_of
 from mtabench.results import memory_tables as tables
@@ -33,34 +32,28 @@ TRAFFIC = (
 )
 
 
-def run(
-    options: Options, device_name: str | None, memory: str | None, measure: bool, csv: Path | None, json: Path | None,
-    overwrite: bool,
-) -> int:  # fmt: skip
-    """Print what the cells of these axes store and move; with `measure` also what PyTorch traces on this GPU."""
+def run(options: Options, device_name: str | None, memory: str | None, csv: Path | None, overwrite: bool) -> int:
+    """Print what the cells of these axes store and move."""
     bytes_given = None if memory is None else parse_bytes(memory)
-    outputs = {option: path for option, path in (("--csv", csv), ("--json-file", json)) if path is not None}
-    check_outputs(outputs, (), overwrite)
+    if csv is not None:
+        check_outputs({"--csv": csv}, (), overwrite)
     if options.batch is None and options.tokens is None:
         options = replace(options, batch="1")
     plan = make_plan(options, device="cuda")
-    device, bytes_there, source = _device(device_name, measure)
+    device, bytes_there, source = _device(device_name)
     limit = bytes_given or bytes_there
     impossible = {case: reason for case in plan.cases if (reason := _impossible(case, device))}
-    cases = dict.fromkeys(_as_it_runs(case) for case in plan.cases if case not in impossible)
-    rows = [_row(case, limit) for case in cases]
+    rows = [_row(case, limit) for case in plan.cases if case not in impossible]
     if not rows:
         raise UsageError("; ".join(dict.fromkeys(f"{case.impl}: {reason}" for case, reason in impossible.items())))
     console = make_console()
     say(console, f"{plan.pass_} on {source}; memory: {tables.gigabytes(limit)}")
-    if measure:
-        rows = _traced(rows)
-    _show(console, rows, by_tokens=options.tokens is not None, measured=measure)
+    _show(console, rows, by_tokens=options.tokens is not None)
     for text in dict.fromkeys(f"{case.label}: {reason}" for case, reason in impossible.items()):
         print_prose(console, text)
-    for option, path in outputs.items():
-        write_text(path, tables.csv_text(rows) if option == "--csv" else tables.json_text(rows))
-        say(console, f"{option.removeprefix('--')}: {path}")
+    if csv is not None:
+        write_text(csv, tables.csv_text(rows))
+        say(console, f"csv: {csv}")
     return 0
 
 
@@ -75,36 +68,22 @@ def parse_bytes(text: str) -> float:
     return found
 
 
-def _device(name: str | None, measure: bool) -> tuple[Device | None, float, str]:
-    """The device whose kernels are meant, its memory, and both in words.
+def _device(name: str | None) -> tuple[Device | None, float, str]:
+    """The device named, or this machine's GPU (None if its limits are not known), its memory, and both in words.
 
-    That is the one named, or this machine's GPU (None if its limits are not known). Raises UsageError where there is
-    none, or for `measure` where it could not.
+    Raises UsageError where there is none.
     """
-    here = torch.cuda.is_available()
-    if measure and (name is not None or not here):
-        why = "the device that --device-name names may be another" if here else "PyTorch finds none here"
-        raise UsageError(f"--measure traces calls on this machine's GPU, and {why}; leave one of the options away")
     if name is not None:
         device = find_device(name)
         return device, device.memory_bytes, device.name
-    if not here:
+    if not torch.cuda.is_available():
         raise UsageError("memory is told of a GPU, and PyTorch finds none here; name one: --device-name h200")
     name = torch.cuda.get_device_name()
-    found = known_device(name)
-    return found, _memory_here(), name
+    return known_device(name), _memory_here(), name
 
 
 def _memory_here() -> float:
     return float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-
-
-def _as_it_runs(case: Case) -> Case:
-    """The case on a CPU, or in float32, if the implementation knows nothing else."""
-    implementation = implementation_of(case)
-    if implementation.stores and implementation.stores.float32:
-        case = replace(case, dtype="fp32")
-    return case if "cuda" in implementation.devices else replace(case, device="cpu")
 
 
 def _impossible(case: Case, device: Device | None) -> str | None:
@@ -112,6 +91,8 @@ def _impossible(case: Case, device: Device | None) -> str | None:
     implementation = implementation_of(case)
     if case.pass_ not in implementation.passes:
         return f"has no {case.pass_} pass"
+    if "cuda" not in implementation.devices:
+        return "runs on the CPU alone"
     return unpredicted(case, device) if device and implementation.planned else None
 
 
@@ -120,20 +101,7 @@ def _row(case: Case, limit: float) -> Row:
     return Row(case=case, storage=storage_of(case), memory=limit, longest=longest)
 
 
-def _traced(rows: Sequence[Row]) -> list[Row]:
-    """The rows with their traced peaks, with what it works on on standard error."""
-    from mtabench.sweeps.traced_peak import traced_peak
-
-    found = []
-    with Console(stderr=True).status("tracing") as status:
-        for number, row in enumerate(rows, start=1):
-            show_step(status, f"[{number}/{len(rows)}] {row.case.label} at {short(row.case.seq)}")
-            traced, reason = traced_peak(row.case)
-            found.append(replace(row, traced=traced, reason=reason))
-    return found
-
-
-def _show(console: Console, rows: Sequence[Row], by_tokens: bool, measured: bool) -> None:
+def _show(console: Console, rows: Sequence[Row], by_tokens: bool) -> None:
     """The tables of each shape, then what is to be said of all of them."""
 
     def shape(row: Row) -> tuple:
@@ -144,18 +112,11 @@ def _show(console: Console, rows: Sequence[Row], by_tokens: bool, measured: bool
         of_shape = list(group)
         say(console, "")
         print_prose(console, _title(of_shape), style="bold")
-        for title, columns in tables.tables(of_shape, measured):
+        for title, columns in tables.tables(of_shape):
             print_prose(console, title)
             print_columns(console, columns)
             say(console, "")
     print_prose(console, TRAFFIC)
-    of_host = list(dict.fromkeys(row.case.impl for row in rows if row.case.device == "cpu"))
-    if of_host:
-        print_prose(console, f"in the host's memory, held against the same limit: {', '.join(of_host)}")
-    for text in dict.fromkeys(f"{row.case.label}: {row.reason}" for row in rows if row.reason):
-        print_prose(console, text)
-    if not measured and torch.cuda.is_available():
-        print_prose(console, "next: --measure traces the peaks on this GPU, beside those of the plan")
 
 
 def _title(rows: Sequence[Row]) -> str:

@@ -25,8 +25,7 @@ from mtabench.prediction.predict import predict, unpredicted
 from mtabench.problem import axes
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, Inputs, make_inputs
-from mtabench.processes import ProcessEndedError, call_in_process
-from mtabench.profiling import ncu, proton
+from mtabench.profiling import ncu
 from mtabench.profiling.cell import ready, wall_ms
 from mtabench.profiling.ncu_report import read_report
 from mtabench.profiling.tables import (
@@ -41,16 +40,15 @@ from mtabench.profiling.tables import (
 from mtabench.profiling.trace import trace
 from mtabench.profiling.verdict import launch_verdict, least_verdict
 from mtabench.prose import plural
-from mtabench.registry import implementation_of, loaded_files, typed_as
+from mtabench.registry import implementation_of, loaded_files
 from mtabench.results.results_file import key_of
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.readiness import memory_reason, unsupported_reason
 from mtabench.sweeps.sweep import words
 from mtabench.tables import print_columns
 
-TOOLS = {"trace": lambda device: None, "proton": proton.reason_against, "ncu": ncu.reason_against}
+TOOLS = {"trace": lambda device: None, "ncu": ncu.reason_against}
 WALL_CALLS = 5
-PROTON_S = 600.0
 
 
 def run(options: Options | None, tools: str | None, out: Path | None, ncu_report: Path | None) -> int:
@@ -142,7 +140,7 @@ class _Profiler:
         say(self.console, "")
         say(self.console, f"{case.pass_} {case.label}: {words(case)}")
         profilers: dict[str, Callable[[Case], None]] = {
-            "trace": partial(self._trace, inputs=inputs), "proton": self._proton, "ncu": self._ncu
+            "trace": partial(self._trace, inputs=inputs), "ncu": self._ncu
         }  # fmt: skip
         for name in list(self.used):
             try:
@@ -166,15 +164,6 @@ class _Profiler:
                 say(self.console, of_model)
             del cell
             torch.cuda.empty_cache()  # the other profilers run the cell in processes of their own
-
-    def _proton(self, case: Case) -> None:
-        path = self.folder / f"{_stem(case)}.hatchet"
-        try:
-            call_in_process(proton.profile_call, (case, path, typed_as(case.impl)), PROTON_S, lambda message: None)
-        except (ProcessEndedError, TimeoutError) as error:
-            raise MtabenchError(f"Proton profiled nothing: {error}") from error
-        for line in proton.tree_lines(path):
-            say(self.console, line)
 
     def _ncu(self, case: Case) -> None:
         say(self.console, "ncu: each kernel is run again for each group of counters, which may take minutes")

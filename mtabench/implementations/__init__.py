@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtabench.problem.case import MODES, Case
-from mtabench.problem.rungs import Rung
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,8 +47,8 @@ class Implementation:
     `work` says how its executed FLOPs are counted, and what it stores: "dense" (every score, masked or not),
     "tiled" (the scores that count), "staged" (blocks of them, a chunk of rows at a time), "expanded" (those, with
     queries and keys `min(cq, ck)` times as long), "banded" (those, and a banded product a tap) or "overlapped"
-    (those, and the margins that tiles share). Where that does not fit, `stores` says what a forward stores, and
-    `flops` the FLOP/s that an estimate takes.
+    (those, and the margins that tiles share). An estimate takes its `flops`, FLOP/s, where those of its
+    work do not fit.
 
     What is `planned` runs its kernels through `mta_kernels`, whose plans say which they are on any GPU.
 
@@ -82,7 +81,6 @@ class Implementation:
     slow_to_compile: bool = False
     no_expanded_dout: str = ""
     flops: float | None = None
-    stores: Rung | None = None
     planned: bool = False
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
 

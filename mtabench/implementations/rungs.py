@@ -7,7 +7,6 @@ from functools import partial
 from mtabench.implementations import Implementation, Style
 from mtabench.implementations._calls import attention_by_rung, rung_why_not, triton_untimed
 from mtabench.problem.case import Case
-from mtabench.problem.rungs import Rung
 
 
 def flex_why_not(case: Case) -> str | None:
@@ -27,7 +26,8 @@ _rung = partial(
 )
 _c = partial(_rung, passes=("fwd",), devices=("cpu",))
 _gpu = partial(_rung, passes=("fwd",), devices=("cuda",), compiles=True)
-_triton = partial(_gpu, why_not=triton_why_not, interpreted=rung_why_not)
+_cuda = partial(_gpu, planned=True)
+_triton = partial(_gpu, why_not=triton_why_not, interpreted=rung_why_not, planned=True)
 _flash_attn = partial(_rung, passes=("fwd", "bwd"), devices=("cuda",), work="tiled", yardstick=True)
 
 ENTRIES = (
@@ -35,65 +35,54 @@ ENTRIES = (
         order=110, name="c-loops", work="dense",
         summary="plain attention: three loops in C; stores the N x N scores of a head",
         style=Style("#8A4B08", "#D8A05B", "o", (0, (1.2, 1.2)), alone=True), flops=2.5e9,
-        # Scores written; read for the maximum; exponentials, and then the division, in place.
-        stores=Rung(score_bytes=4, passes=6, one_head=True, float32=True),
     ),
     _c(
         order=120, name="c-tiled", work="tiled",
         summary="plain attention: C in tiles that fit the caches, all cores and their vector units",
         style=Style("#8A4B08", "#D8A05B", "s", "-", alone=True),
-        stores=Rung(float32=True),
     ),
-    _gpu(
+    _cuda(
         order=130, name="cuda-naive", work="dense",
         summary="plain attention: three CUDA kernels, a thread an element; stores the N x N scores",
         style=Style("#117733", "#3CC46B", "o", (0, (1.2, 1.2)), alone=True),
         flops=1e12,  # a guess, as the others
-        stores=Rung(score_bytes=4, passes=6),
     ),
-    _gpu(
+    _cuda(
         order=140, name="cuda-tiled", work="tiled",
         summary="plain attention: the same by tiles in shared memory; stores the N x N scores",
         style=Style("#117733", "#3CC46B", "s", (0, (4, 1.6)), alone=True), flops=1e13,
-        stores=Rung(score_bytes=4, passes=6, columns=64, causal_skips=True),
     ),
-    _gpu(
+    _cuda(
         order=150, name="cuda-flash", work="tiled",
         summary="plain attention: one fused CUDA kernel, tensor cores, online softmax",
         style=Style("#117733", "#3CC46B", "^", "-", alone=True),
-        stores=Rung(),
     ),
     _triton(
         order=160, name="triton-pointer", work="dense",
         summary="plain attention: fused in Triton, pointers and masks over the packed layout",
         style=Style("#7B3FA0", "#C58CF0", "o", (0, (1.2, 1.2)), alone=True),
         flops=1.5e14,  # a guess, as that of triton-descriptor
-        stores=Rung(copies="qkv"),  # the packed layout [B, N, heads * head_dim]
     ),
     _triton(
         order=170, name="triton-descriptor", work="dense",
         summary="plain attention: fused in Triton, tensor descriptors, keys stored transposed",
         style=Style("#7B3FA0", "#C58CF0", "s", (0, (4, 1.6)), alone=True), flops=1.5e14,
-        stores=Rung(copies="k"),  # transposed
     ),
     _triton(
         order=180, name="triton-fmha", work="tiled",
         summary="plain attention: fused in Triton as it is run: exp2, skipped tiles, grouped heads",
         style=Style("#7B3FA0", "#C58CF0", "^", "-", alone=True),
-        stores=Rung(),
     ),
     _gpu(
         order=190, name="cutile-fmha", work="tiled",
         summary="plain attention: the same in NVIDIA's cuTile for Python",
         style=Style("#0E7C86", "#35C4CF", "^", "-", alone=True),
-        stores=Rung(),
     ),
     _rung(
         order=230, name="flex", passes=("fwd", "bwd"), devices=("cuda", "cpu"), work="tiled",
         summary="plain attention: PyTorch's FlexAttention, written by torch.compile",
         why_not=flex_why_not, yardstick=True,
         style=Style("#B8558F", "#E58FC2", "D", (0, (4, 1.6)), alone=True), compiles=True, slow_to_compile=True,
-        stores=Rung(mask_bytes=2),  # two masks of booleans, of which the blocks to visit are made
     ),
     _flash_attn(
         order=240, name="flash-attn",

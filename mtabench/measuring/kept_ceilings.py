@@ -34,12 +34,6 @@ def read_ceilings(path: Path, environment: Mapping[str, Any]) -> dict[str, Ceili
     return {entry["dtype"]: _ceilings(entry) for entry in _entries(path) if _place(entry) == _place(environment)}
 
 
-def ceilings_of_device(path: Path, device: str) -> dict[str, Ceilings]:
-    """By dtype the newest that the file says of a device, whatever the driver and torch; raises as `read_ceilings`."""
-    entries = sorted(_entries(path), key=lambda entry: entry.get("measured_utc", ""))
-    return {entry["dtype"]: _ceilings(entry) for entry in entries if entry["device"] == device}
-
-
 def keep_ceilings(path: Path, environment: Mapping[str, Any], ceilings: Mapping[str, Ceilings]) -> None:
     """Put ceilings by dtype into the file, in the place of what it says of the same device, driver and torch.
 

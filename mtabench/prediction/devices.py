@@ -84,11 +84,12 @@ def known_device(name: str) -> Device | None:
         return None
 
 
-def rates_of(device: Device, ceilings: tuple[float, float] | None = None, source: str = "") -> Rates:
-    """The rates of a device; `ceilings` are a copy in GB/s and a product in TFLOP/s measured there, from `source`."""
-    if ceilings is None and device.measured is not None:
-        ceilings, source = device.measured, "measured (mtabench.prediction.devices)"
-    if ceilings is None:
-        ceilings = device.memory_gbytes_s * COPY_SHARE, device.tensor_tflops * MATMUL_SHARE
+def rates_of(device: Device) -> Rates:
+    """The rates of a device, as measured or else guessed."""
+    if device.measured is not None:
+        copy, product = device.measured
+        source = "measured (mtabench.prediction.devices)"
+    else:
+        copy, product = device.memory_gbytes_s * COPY_SHARE, device.tensor_tflops * MATMUL_SHARE
         source = "guessed from its data sheet and what an H200 reaches of its own"
-    return Rates(ceilings[1] * 1e12 / 2, ceilings[0] * 1e9, source)
+    return Rates(product * 1e12 / 2, copy * 1e9, source)

@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 
 from mta_kernels import score_chunks
-from mtabench.problem import rungs
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 from mtabench.problem.layers import VOCABULARY, embedding_parameters, matrix_parameters
+from mtabench.problem.operations import PLAIN
 from mtabench.problem.work import chunk_of, chunks_of, halo_of, tensor_bytes
 from mtabench.registry import implementation_of
 
@@ -58,18 +58,16 @@ def expected_memory_bytes(case: Case, work: str) -> int:
     backward a chunk of scores and float32 sums; its peak comes before the gradients in the inputs' dtype are made.
     Staged stores a chunk of scores, backward two, and more of them if it convolves; and backward float32 sums of dk and
     dv of a chunk's sequences if there are several chunks of rows.
-    Banded is planned. Overlapped multiplies the output by its gradient in float32 before its backward. The others
-    store outputs, and backward a float32 sum of dq. Forwards of some rungs of plain attention say themselves what they
-    store.
+    Banded is planned, as are rungs of plain attention. Overlapped multiplies the output by its gradient in float32
+    before its backward. The others store outputs, and backward a float32 sum of dq.
     """
-    if work == "banded" and case.device == "cuda":
+    is_rung = case.op == PLAIN and implementation_of(case).planned
+    if (work == "banded" or is_rung) and case.device == "cuda":
         from mtabench.prediction.plans import plan_of
 
         return plan_of(case).peak_bytes
     rows = 1 if case.pass_ == "decode" else case.seq
     out = case.batch * case.heads * rows * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
-    if rung := stored_by(case):
-        return out + rungs.beyond_output(case, rung)
     if work == "expanded":
         return out + (0 if case.pass_ == "decode" else _expanded_form(case))
     queries, keys = tensor_bytes(case)
@@ -99,34 +97,13 @@ def expected_memory_bytes(case: Case, work: str) -> int:
     return out + gradients + (floats if case.pass_ == "bwd" else 0)
 
 
-def stored_by(case: Case) -> rungs.Rung | None:
-    """What a forward says itself of what it stores, or None."""
-    return implementation_of(case).stores if case.pass_ == "fwd" else None
-
-
-def stored_scores(case: Case, work: str) -> int:
-    """Of the expected bytes those of scores, as far as they lie in memory at once: all of them, a chunk, or none."""
-    if rung := stored_by(case):
-        return rungs.stored_scores(case, rung)
-    if work == "dense":
-        return _score_matrices(case)
-    if work == "staged":
-        return _staged_scores(case)
-    if case.pass_ == "bwd" and work == "expanded":
-        return _chunk_scores(case)
-    if case.pass_ == "bwd" and work == "banded":
-        queries, keys = tensor_bytes(case)  # dq, dk and dv, and the float32 sums of the last two
-        others = queries + 2 * keys + 2 * queries // BYTES_PER_ELEMENT[case.dtype] * SUM
-        return max(0, expected_memory_bytes(case, work) - others)
-    return 0
-
-
 def longest_seq(case: Case, work: str, memory_bytes: float, multiple: int = 1024) -> int:
     """The longest sequence, otherwise as `case`, whose inputs and peak fit, rounded down to a multiple if longer."""
 
     def fits(seq: int) -> bool:
         longer = replace(case, seq=seq)
-        return input_bytes(longer) + expected_memory_bytes(longer, work) <= memory_bytes
+        beside = memory_bytes - input_bytes(longer)  # where inputs alone do not fit, no storage could be planned
+        return beside > 0 and expected_memory_bytes(longer, work) <= beside
 
     low, high = 0, LONGEST
     while low < high:

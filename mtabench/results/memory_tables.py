@@ -1,8 +1,7 @@
-"""What `memory` prints and writes: a row a cell, as tables with a column a length, as CSV and as JSON."""
+"""What `memory` prints and writes: a row a cell, as tables with a column a length, and as CSV."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +16,9 @@ from mtabench.results.results_file import KEY_COLUMNS, key_of
 from mtabench.results.writer import csv_text as csv_lines
 from mtabench.tables import Cell, Column, as_columns
 
-SCHEMA_VERSION = 2
 COLUMNS = (
-    *KEY_COLUMNS, "score_matrix_bytes", "stored_scores_bytes", "peak_bytes", "input_bytes", "memory_bytes", "fits",
-    "longest_seq", "traffic_bytes", "executed_flops", "flops_per_byte", "traced_peak_bytes", "reason",
+    *KEY_COLUMNS, "score_matrix_bytes", "peak_bytes", "input_bytes", "memory_bytes", "fits", "longest_seq",
+    "traffic_bytes", "executed_flops", "flops_per_byte",
 )  # fmt: skip
 
 
@@ -28,16 +26,13 @@ COLUMNS = (
 class Row:
     """A cell: what it stores and moves, and whether it fits `memory` bytes.
 
-    `longest` is the longest sequence that fits with its batch; `traced` the peak beyond its inputs, None where it was
-    not traced, for the reason given or because nobody asked.
+    `longest` is the longest sequence that fits with its batch.
     """
 
     case: Case
     storage: Storage
     memory: float
     longest: int
-    traced: int | None = None
-    reason: str = ""
 
     @property
     def fits(self) -> bool:
@@ -45,15 +40,13 @@ class Row:
         return self.storage.needed <= self.memory
 
 
-def tables(rows: Sequence[Row], measured: bool) -> Iterator[tuple[str, list[Column]]]:
+def tables(rows: Sequence[Row]) -> Iterator[tuple[str, list[Column]]]:
     """What is shown of the cells of a shape: titles and tables."""
     limit = gigabytes(rows[0].memory)
     yield f"bytes that a call takes with its inputs (! is more than {limit}), and the longest that fits", _needed(rows)
     if any(row.storage.traffic for row in rows):
         yield "bytes through memory", _filled(rows, lambda row: _known(row.storage.traffic, _size))
         yield "FLOP for each of them", _filled(rows, lambda row: _known(row.storage.intensity, _size))
-    if measured:
-        yield "bytes beyond the inputs, traced and by the plan", _traced(rows)
 
 
 def _needed(rows: Sequence[Row]) -> list[Column]:
@@ -75,31 +68,9 @@ def _needed(rows: Sequence[Row]) -> list[Column]:
     return [column for column in columns if any(map(str, column.texts))]  # nothing may be too long
 
 
-def _traced(rows: Sequence[Row]) -> list[Column]:
-    """Two lines an implementation, none for those that were not traced."""
-    lines: list[list[Cell]] = []
-    for name, line in _lines(rows):
-        if any(row.traced is not None for row in line):
-            lines.append([name, *(_known(row.traced, _size) for row in line)])
-            of_plan = ("  by the plan", *(_size(row.storage.beyond) for row in line))
-            lines.append([Text(text, style="dim") for text in of_plan])
-    return as_columns(_lengths(rows), lines)
-
-
 def csv_text(rows: Iterable[Row]) -> str:
     """The rows as CSV, empty where nothing is known."""
     return csv_lines([COLUMNS, *([*key_of(row.case), *_values(row)] for row in rows)])
-
-
-def json_text(rows: Sequence[Row]) -> str:
-    """The rows as JSON, one a line, without what is not known."""
-    lines = []
-    for row in rows:
-        columns = row.case.columns
-        named = zip(COLUMNS, [*(columns[name] for name in KEY_COLUMNS), *_values(row)], strict=True)
-        lines.append(json.dumps({name: value for name, value in named if value not in (None, "")}))
-    body = ",\n".join(f"    {line}" for line in lines)
-    return f'{{\n  "schema_version": {SCHEMA_VERSION},\n  "cells": [\n{body}\n  ]\n}}\n'
 
 
 def gigabytes(count: float) -> str:
@@ -111,10 +82,8 @@ def _values(row: Row) -> list[Any]:
     """A row from its score matrix on, whole numbers as such."""
     storage = row.storage
     return [
-        storage.score_matrix, storage.scores,
-        storage.beyond, storage.inputs, int(row.memory), row.fits, row.longest,
-        None if storage.traffic is None else int(storage.traffic), storage.flops, storage.intensity, row.traced,
-        row.reason,
+        storage.score_matrix, storage.beyond, storage.inputs, int(row.memory), row.fits, row.longest,
+        None if storage.traffic is None else int(storage.traffic), storage.flops, storage.intensity,
     ]  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from mtabench.static.limits import WARP, WARPS_PER_BLOCK, Limits
 from mtabench.static.machine_code import Spills, ToolError, Usage
 from mtabench.static.occupancy import occupancy
 from mtabench.static.records import DOES_NOT_FIT, FAILED, OK, SKIPPED, Kernel
-from mtabench.static.sass import Mix, instruction_mix
 from mtabench.static.shapes import Shape
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ class Job:
     shapes: tuple[Shape, ...]
     sources: tuple[Source, ...]
     names: tuple[str, ...]
-    disassemble: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,6 @@ class _Code:
     spills: Spills
     warps: int
     dynamic_shared: int
-    mix: Mix | None
     tensor_memory: int = 0
     stages: int | None = None
     tiles: str = ""
@@ -159,7 +156,6 @@ class _Compilation:
             tensor_memory=getattr(metadata, "tmem_size", None) or 0,
             stages=metadata.num_stages,
             tiles=_tiles(function, compiled.src.constants),
-            mix=self._mix(cubin, metadata.name),
         )
 
     def _cuda_kernel(self, call: KernelCall) -> None:
@@ -182,12 +178,8 @@ class _Compilation:
             machine_code.parse_spills(log)[symbol],
             warps=call.threads // WARP,
             dynamic_shared=call.shared_memory or 0,
-            mix=self._mix(cubin, symbol),
         )
         self._add_code(short_name(label), "cuda", code)
-
-    def _mix(self, cubin: bytes, symbol: str) -> Mix | None:
-        return instruction_mix(machine_code.disassembly_of(cubin), symbol) if self.job.disassemble else None
 
     def _add_code(self, name: str, language: str, code: _Code) -> None:
         limits, shared = self.job.limits, code.usage.static_shared + code.dynamic_shared
@@ -220,7 +212,6 @@ class _Compilation:
             limited_by=", ".join(held.limited_by),
             registers_for_more=held.registers_for_more,
             shared_for_more_bytes=held.shared_for_more,
-            mix=code.mix,
         )
 
     def _add(self, name: str, **known: Any) -> None:

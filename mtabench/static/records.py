@@ -1,22 +1,18 @@
-"""What is known of a compiled kernel, as a row; the JSON and CSV files of such rows.
+"""What is known of a compiled kernel, as a row; the JSON file of such rows.
 
 JSON: `{"schema_version": 1, "toolchain": {...}, "shapes": {NAME: {...}}, "kernels": [{...}, ...]}`, a line a kernel.
-CSV: the same rows, one column a field of `Kernel` and then of `Mix`. What is unknown is left out of JSON and empty in
-CSV. A row is identified by `target`, `shape` and `kernel`; rows come in the order in which they were asked for.
+What is unknown is left out. A row is identified by `target`, `shape` and `kernel`; rows come in the order in which they
+were asked for.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from mtabench.errors import UsageError
-from mtabench.static.sass import Mix
 from mtabench.static.shapes import Shape
 
 SCHEMA_VERSION = 1
@@ -54,7 +50,6 @@ class Kernel:
     limited_by: str = ""  # the resources that keep an SM from holding one more block
     registers_for_more: int | None = None  # the most that would leave room for one more block; None: they do not limit
     shared_for_more_bytes: int | None = None
-    mix: Mix | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -76,9 +71,6 @@ def _sum(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
 
 
-COLUMNS = (*(field.name for field in fields(Kernel) if field.name != "mix"), *(field.name for field in fields(Mix)))
-
-
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """The kernels of a run, the shapes that it asked for, and the versions of what compiled them.
@@ -96,21 +88,12 @@ def json_text(found: Inspection) -> str:
     """The JSON file."""
     head = {"schema_version": SCHEMA_VERSION, "toolchain": dict(found.toolchain)}
     shapes = {shape.name: asdict(shape) for shape in found.shapes}
-    lines = [json.dumps({name: value for name, value in _flat(kernel).items() if value not in (None, "")})
+    lines = [json.dumps({name: value for name, value in asdict(kernel).items() if value not in (None, "")})
              for kernel in found.kernels]  # fmt: skip
     parts = [f'  "{name}": {json.dumps(value)}' for name, value in head.items()]
     parts.append(f'  "shapes": {_block("{}", (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in shapes.items()))}')
     parts.append(f'  "kernels": {_block("[]", lines)}')
     return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def csv_text(kernels: Iterable[Kernel]) -> str:
-    """The CSV file."""
-    file = io.StringIO()
-    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(_flat(kernel) for kernel in kernels)
-    return file.getvalue()
 
 
 def read_json(path: Path) -> Inspection:
@@ -128,25 +111,12 @@ def read_json(path: Path) -> Inspection:
             f"--baseline {path} has schema version {version}, and this mtabench reads {SCHEMA_VERSION}; {how}"
         )
     try:
-        kernels = [_kernel(record) for record in content["kernels"]]
+        kernels = [Kernel(**record) for record in content["kernels"]]
         shapes = [Shape(**record | {"conv": tuple(record["conv"])}) for record in content["shapes"].values()]
         return Inspection(kernels, shapes, dict(content["toolchain"]))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UsageError(f"--baseline {path} is no inspection of kernels ({reason}); {how}") from None
-
-
-def _flat(kernel: Kernel) -> dict[str, Any]:
-    """The columns of a row that it has; asdict of a Mix in place of the row's."""
-    record = asdict(kernel)
-    return record | (record.pop("mix") or {})
-
-
-def _kernel(record: Mapping[str, Any]) -> Kernel:
-    names = {field.name for field in fields(Mix)}
-    mix = {name: record[name] for name in names & record.keys()}
-    rest = {name: value for name, value in record.items() if name not in names}
-    return Kernel(**rest, mix=Mix(**{"tensor_core_opcodes": ""} | mix) if mix else None)
 
 
 def _block(brackets: str, lines: Iterable[str]) -> str:

@@ -23,14 +23,14 @@ Progress = Callable[[Limits, Shape, Sequence[Kernel]], None]
 
 def inspect(
     targets: Sequence[Limits], shapes: Sequence[Shape], sources: Sequence[Source], *,
-    names: Sequence[str] = (), disassemble: bool = True, progress: Progress = lambda *args: None,
+    names: Sequence[str] = (), progress: Progress = lambda *args: None,
 ) -> Inspection:  # fmt: skip
     """Compile the kernels that the sources launch; `names` keeps those that hold one.
 
     At most one process a CPU. A process that dies (a compiler may crash) costs the shapes that it had left: they have
     one failed row each. Raises MtabenchError if a tool is missing.
     """
-    jobs = list(_jobs(targets, shapes, sources, tuple(names), disassemble))
+    jobs = list(_jobs(targets, shapes, sources, tuple(names)))
     done: dict[tuple[str, Shape], ShapeDone] = {}
     for job, message in _results(jobs):
         if isinstance(message, str):
@@ -51,16 +51,15 @@ def inspect(
 
 
 def _jobs(
-    targets: Sequence[Limits], shapes: Sequence[Shape], sources: Sequence[Source], names: tuple[str, ...],
-    disassemble: bool,
-) -> Iterator[Job]:  # fmt: skip
+    targets: Sequence[Limits], shapes: Sequence[Shape], sources: Sequence[Source], names: tuple[str, ...]
+) -> Iterator[Job]:
     """A target in few pieces, since each process imports torch anew, and in so many that all CPUs have work."""
     count = cpus()
     pieces = -(-count // len(targets)) if len(targets) < count else 1 + (len(targets) % count > 0)
     pieces = min(len(shapes), pieces)
     for limits in targets:
         for piece in range(pieces):
-            yield Job(limits, tuple(shapes[piece::pieces]), tuple(sources), names, disassemble)
+            yield Job(limits, tuple(shapes[piece::pieces]), tuple(sources), names)
 
 
 def _results(jobs: Sequence[Job]) -> Iterator[tuple[Job, Any]]:

@@ -10,7 +10,6 @@ from rich.text import Text
 from mtabench.static.limits import Limits
 from mtabench.static.occupancy import REGISTERS, SHARED, TENSOR
 from mtabench.static.records import DOES_NOT_FIT, FAILED, SKIPPED, Kernel
-from mtabench.static.sass import Mix
 from mtabench.tables import Cell, Column, as_columns, numbered
 
 LEGEND = (
@@ -18,23 +17,14 @@ LEGEND = (
     "at once, and its share of the warps that fit there. limited by: what leaves no room for one more block, and the "
     "most of it that would (regs<=168: one more block with 168 registers or fewer; tmem: columns of tensor memory)."
 )
-MIX_LEGEND = (
-    "Instructions as they stand in the SASS: those of a loop count once. Loads by the bits that a thread moves "
-    "(128:32 are 32 loads of 128 bits), cp: LDGSTS (cp.async), tma: copy engine, ldsm: LDSM (ldmatrix). stores "
-    "global/shared. local: loads+stores, of spills and local arrays."
-)
 RESOURCES = ("kernel", "warps", "stages", "regs", "spill", "shared", "blocks", "occ.", "limited by")
-MIX = ("kernel", "all", "tensor core", "global loads", "shared loads", "stores", "local")
-LEFT = ("kernel", "limited by", "tensor core", "global loads", "shared loads")
+LEFT = ("kernel", "limited by")
 
 
 def tables(
     kernels: Iterable[Kernel], limits: Sequence[Limits]
-) -> Iterator[tuple[str, list[list[Column]], list[tuple[str, str]]]]:
-    """For each target and shape a title, its tables, and reasons with their marks.
-
-    The tables are of resources, and of the instruction mix if it is known.
-    """
+) -> Iterator[tuple[str, list[Column], list[tuple[str, str]]]]:
+    """For each target and shape a title, its table, and reasons with their marks."""
     by_target = {limit.target: limit for limit in limits}
     for (target, shape), group in groupby(kernels, key=lambda kernel: (kernel.target, kernel.shape)):
         rows = list(group)
@@ -43,10 +33,8 @@ def tables(
             f"{target}: {shape} ({limit.gpu.removeprefix('NVIDIA ')}: {limit.warps_per_sm} warps, "
             f"{limit.shared_per_sm // 1024} KiB an SM, {limit.shared_per_block // 1024} KiB a block)"
         )
-        mixed = [row for row in rows if row.mix is not None]
         marks = numbered(row.reason for row in rows)
-        shown = [_resources(rows, marks), *([_mixes(mixed)] if mixed else [])]
-        yield title, shown, [(mark, reason) for reason, mark in marks.items()]
+        yield title, _resources(rows, marks), [(mark, reason) for reason, mark in marks.items()]
 
 
 def summary(kernels: Sequence[Kernel]) -> str:
@@ -97,34 +85,3 @@ def _limits(row: Kernel) -> str:
         else:
             words.append(f"tmem {row.tensor_memory_columns}" if name == TENSOR else name)
     return ", ".join(words)
-
-
-def _mixes(rows: Sequence[Kernel]) -> list[Column]:
-    lines = []
-    for row in rows:
-        mix = row.mix
-        assert mix is not None
-        lines.append(
-            [
-                row.kernel,
-                f"{mix.instructions}",
-                f"{mix.tensor_core_opcodes} {mix.tensor_core}" if mix.tensor_core else "",
-                _words(
-                    _widths(mix, "global_load", (8, 16, 32, 64, 128, 256)), cp=mix.async_copies, tma=mix.bulk_copies
-                ),
-                _words(_widths(mix, "shared_load", (8, 16, 32, 64, 128)), ldsm=mix.matrix_loads),
-                f"{mix.global_stores}/{mix.shared_stores}",
-                f"{mix.local_loads}+{mix.local_stores}" if mix.local_loads or mix.local_stores else "0",
-            ]
-        )
-    return as_columns(MIX, lines, LEFT)
-
-
-def _widths(mix: Mix, name: str, bits: Sequence[int]) -> list[str]:
-    """The widest first."""
-    counts = {width: getattr(mix, f"{name}_{width}") for width in reversed(bits)}
-    return [f"{width}:{count}" for width, count in counts.items() if count]
-
-
-def _words(widths: list[str], **others: int) -> str:
-    return " ".join([*widths, *(f"{name}:{count}" for name, count in others.items() if count)])

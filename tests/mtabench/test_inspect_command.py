@@ -1,6 +1,5 @@
 """`mtabench inspect` on kernels planted for it: what it shows and writes, the gate, bad input, what is missing."""
 
-import csv
 import dataclasses
 import json
 import re
@@ -15,7 +14,7 @@ from mtabench.cli import main
 from mtabench.commands import inspect as command
 from mtabench.static import runs
 from mtabench.static.limits import limits_of
-from mtabench.static.records import COLUMNS, SKIPPED, Inspection, Kernel, json_text, read_json
+from mtabench.static.records import SKIPPED, Inspection, Kernel, json_text, read_json
 from mtabench.static.shapes import Shape
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="compiles with Triton")
@@ -59,40 +58,30 @@ def compiles_to(monkeypatch):
 
 
 def test_what_a_kernel_takes(modest):
-    product, small, copy = modest.kernels
+    product, _, copy = modest.kernels
     assert [kernel.kernel for kernel in modest.kernels] == ["product", "product.2", "copy"]
     assert {(kernel.target, kernel.language, kernel.status) for kernel in modest.kernels} == {("sm_90", "triton", "ok")}
     assert (product.warps, product.stages, product.tiles) == (4, 2, "BLOCK_ROWS=64 BLOCK_DEPTH=64")
     assert product.dynamic_shared_bytes == 2 * 2 * 64 * 64 * 2  # two stages of two tiles of bf16
     assert (product.static_shared_bytes, product.shared_limit_bytes) == (0, 227 * 1024)
     assert product.warps_per_sm == 4 * product.blocks_per_sm
-    assert product.mix.tensor_core_opcodes == "HGMMA"
-    assert small.mix.tensor_core_opcodes == "HMMA"
-    assert (copy.spill_bytes, copy.stack_bytes, copy.mix.tensor_core) == (0, 0, 0)
-    assert copy.mix.global_load_128 == 2  # 1024 numbers, four at a time, by 128 threads
+    assert (copy.spill_bytes, copy.stack_bytes) == (0, 0)
     assert modest.toolchain.keys() == {"triton", "ptxas"}
 
 
-def test_the_table_fits_in_100_columns_and_the_files_hold_the_same(inspect, compiles_to, modest, tmp_path):
+def test_the_table_fits_in_100_columns_and_the_file_holds_the_same(inspect, compiles_to, modest, tmp_path):
     compiles_to(modest)
-    code, out, err = inspect(*ONE, "--json-file", "kernels.json", "--csv", "out/kernels.csv")
+    code, out, err = inspect(*ONE, "--json-file", "kernels.json")
     assert (code, err) == (0, "")
     assert "sm_90: bf16, head dim 64, conv 6x11 (H200: 64 warps, 228 KiB an SM, 227 KiB a block)" in out
     assert out.splitlines()[-1] == "kernels: 3, spilling: 0, not fitting: 0, failed: 0, skipped: 0"
     assert max(map(len, out.splitlines())) <= 100
     assert read_json(tmp_path / "kernels.json") == Inspection([*modest.kernels], [Shape()], modest.toolchain)
-    text = (tmp_path / "out" / "kernels.csv").read_text()
-    rows = list(csv.DictReader(text.splitlines()))
-    assert tuple(rows[0]) == COLUMNS
-    assert [row["kernel"] for row in rows] == ["product", "product.2", "copy"]
-    assert rows[0]["registers"] == str(modest.kernels[0].registers)
-    assert (rows[0]["reason"], rows[0]["tensor_memory_columns"]) == ("", "")
-    assert "nan" not in text.lower()
 
 
 @needs_triton
 def test_rows_keep_the_order_asked_for_and_are_the_same_in_every_run(inspect, modest, tmp_path):
-    words = ("--target", "sm_90,sm_80", "--head-dim", "128,64", "--no-sass", "--json-file", "found.json")
+    words = ("--target", "sm_90,sm_80", "--head-dim", "128,64", "--json-file", "found.json")
     code, _, err = inspect(*words)
     assert code == 0, err
     kernels = read_json(tmp_path / "found.json").kernels
@@ -100,7 +89,7 @@ def test_rows_keep_the_order_asked_for_and_are_the_same_in_every_run(inspect, mo
     assert places == [
         ("sm_90", "head dim 128"), ("sm_90", "head dim 64"), ("sm_80", "head dim 128"), ("sm_80", "head dim 64"),
     ]  # fmt: skip
-    assert kernels[3:6] == [dataclasses.replace(kernel, mix=None) for kernel in modest.kernels]
+    assert kernels[3:6] == [*modest.kernels]
     assert "[4/4] " in err
 
 
@@ -188,7 +177,6 @@ def test_cuda_sources_are_compiled_with_nvrtc(inspect, tmp_path):
     found = read_json(tmp_path / "found.json")
     lookup, reverse = found.kernels
     assert (lookup.language, lookup.warps, lookup.stack_bytes, lookup.spill_bytes) == ("cuda", 8, 256, 0)
-    assert lookup.mix.local_stores > 0
     assert (reverse.static_shared_bytes, reverse.status) == (512, "does not fit")
     assert reverse.reason == f"{512 + 227 * 1024} bytes of shared memory, of {227 * 1024} that a block can have"
     assert "nvrtc" in found.toolchain
@@ -238,11 +226,8 @@ def test_a_kernel_that_is_not_launched_is_wrong_usage(inspect, compiles_to):
         ("--baseline broken.json", "is no inspection of kernels"),
         ("--baseline empty.json", "has no kernel for a target that is known"),
         ("--baseline empty.json --json-file empty.json", "is one of the files that are read"),
-        ("--json-file a --csv a", "is the file of another option"),
         ("--json-file .", "is a folder"),
         ("--json-file text.json", "text.json already exists; give --overwrite"),
-        ("--csv list.json", "list.json already exists; give --overwrite"),
-        ("--csv text.json/kernels.csv", "text.json is a file, not a folder"),
         ("--accept", "it needs --baseline FILE"),
         ("--accept --baseline empty.json --target sm_90", "no target, kernel or shape"),
         ("--all-shapes --head-dim 33", "none of the shapes to inspect is as asked for"),

@@ -1,7 +1,6 @@
 """`--impl ladder` and `--op`: plain attention from loops in C to the fastest kernels, by the command line."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +8,11 @@ import torch
 from command_line import refused
 from planted_cells import changed
 
-from mta_kernels.operation import Operation
 from mta_ladder import RUNGS, attention_reference, rung_unsupported
 from mtabench import registry
 from mtabench.checking.verify import CheckedShape, run_checks
-from mtabench.problem.case import Case
 from mtabench.registry import GROUPS, chosen, find
 from mtabench.results.results_file import read_file
-from mtabench.sweeps.estimate import call_seconds
 
 ROOT = Path(__file__).parents[2]
 C_RUNGS = {  # none without a C compiler
@@ -80,9 +76,9 @@ def test_verify_takes_groups_and_checks_rungs_without_a_gpu(mtabench, monkeypatc
     assert code == 0
     lines = out.splitlines()
     for name in ("c-loops", "triton-pointer"):
-        checks = [line for line in lines if line.startswith(f"{name} ")]
-        assert any("causal, bit for bit" in line for line in checks)
-        assert all(line.endswith("  ok") for line in checks)
+        at = next(number for number, line in enumerate(lines) if line.startswith(f"{name}, "))
+        assert lines[at + 1].startswith("  error fwd ")
+        assert lines[at + 1].endswith("  ok")
     assert any(line.startswith("sdpa-cudnn") and "not checked" in line for line in lines)
 
 
@@ -99,23 +95,6 @@ def test_verify_leaves_out_a_pass_that_a_rung_has_on_a_gpu_alone(monkeypatch):
     assert "error fwd" in checks
     assert "error bwd" not in checks
     assert all(row.ok for row in rows)
-
-
-def test_scores_that_do_not_fit_are_refused_before_they_are_computed(mtabench):
-    """4 bytes for each of 2^40 scores."""
-    _, out, _ = mtabench("fwd", *TINY, "--seq", "1m", "--impl", "c-loops", "--dry-run")
-    assert "2, of which 1 cannot run here" in out
-
-
-def test_the_estimate_knows_that_the_first_rung_is_slow():
-    case = Case("fwd", "c-loops", Operation.of(None, 64), "fp32", 1, 4, 4, 1024, 64, None, "cpu")
-    assert call_seconds(case) > 10 * call_seconds(replace(case, impl="c-tiled"))
-
-
-def test_list_names_the_groups(mtabench):
-    _, out, _ = mtabench("list", "--device", "cpu")
-    words = " ".join(out[out.index("\nladder ") :].split())
-    assert words.startswith(f"ladder --impl ladder stands for {', '.join(RUNGS)}")
 
 
 def test_an_operation_alone_takes_the_usual_implementations_of_it(mtabench):
@@ -142,18 +121,9 @@ def test_what_is_wrong_is_one_sentence(mtabench, typed, words):
     refused(mtabench("fwd", *TINY, *typed, "--dry-run"), *words)
 
 
-def test_verify_refuses_an_unknown_name_and_guesses_the_group(mtabench):
-    refused(mtabench("verify", "--impl", "laddder"), "did you mean ladder")
-
-
 def rows_by_shape(path: str) -> dict[tuple[int, int, str], dict[str, str]]:
     rows = (row for row in read_file(ROOT / path).rows() if row["status"] == "ok")
     return {(int(row["seq"]), int(row["head_dim"]), row["impl"]): row for row in rows}
-
-
-def test_the_page_of_the_ladder_names_each_rung():
-    page = (ROOT / "docs/design/plain-attention-ladder.md").read_text()
-    assert [name for name in RUNGS if f"`{name}`" not in page] == []
 
 
 def test_the_fused_rungs_are_as_fast_on_an_h200_as_they_must_be():

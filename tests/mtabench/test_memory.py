@@ -1,35 +1,30 @@
-"""What cases need, against the peaks that were measured."""
+"""What calls store and move: against measured peaks, and what `mtabench memory` says of it."""
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changed_cases import with_changes
+from command_line import contents, make_runner, refused
 
-from mta_kernels import score_chunks
 from mta_kernels.operation import Operation
-from mtabench.prediction import memory
-from mtabench.prediction.memory import expected_memory_bytes, input_bytes, longest_seq, stored_scores
+from mta_kernels.score_chunks import CHUNK_BYTES
+from mtabench.commands import memory as memory_command
+from mtabench.prediction.memory import expected_memory_bytes, input_bytes, longest_seq
+from mtabench.prediction.storage import storage_of
 from mtabench.problem.case import Case
 from mtabench.problem.operations import make_operation
-from mtabench.problem.work import chunk_of, chunks_of
-from mtabench.registry import implementation_of
+from mtabench.problem.work import bytes_moved
+from mtabench.registry import GROUPS, implementation_of
+from mtabench.results.memory_tables import COLUMNS
 from mtabench.results.results_file import read_file
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
-CONV = Case("fwd", "eager", Operation.of((4, 3), 16), "fp32", 1, 16, 16, 4096, 16, None, "cpu")
-LONG = Case("bwd", "triton", Operation.of((6, 11), 128), "bf16", 1, 16, 16, 131072, 128, None, "cuda")
-
-
-def test_score_matrices_are_what_dense_implementations_need():
-    matrices = expected_memory_bytes(CONV, "dense") / (16 * 4096 * 4096 * 4)
-    assert 3 < matrices < 6
-    backward = replace(CONV, pass_="bwd")
-    assert expected_memory_bytes(backward, "dense") > 1.5 * matrices * 16 * 4096 * 4096 * 4
-    assert expected_memory_bytes(CONV, "tiled") == 16 * 4096 * 16 * 4
-    decode = replace(CONV, pass_="decode")
-    assert expected_memory_bytes(decode, "dense") < 10 * 32 * 4096 * 4 * 4
-
-
+ON_H200 = ("memory", "--device-name", "h200")
+CONV = Case("fwd", "triton", Operation.of((6, 11), 64), "bf16", 1, 16, 16, 4096, 64, None, "cuda")
+PLAIN = with_changes(CONV, impl="sdpa-flash", taps=None)
+MIXED = replace(CONV, operation=make_operation(None, "heads", None, heads=16, head_dim=64))
 OF_CALLS = [path for path in RESULTS.glob("*.csv") if path.stem.endswith(("fwd", "bwd"))]
 OF_CALLS += [RESULTS / name for name in ("ladder.csv", "mta-550m.csv", "mta-550m-all.csv")]
 
@@ -52,56 +47,150 @@ def test_peaks_measured_on_a_gpu_are_within_5_percent(path):
     assert seen
 
 
-@pytest.mark.parametrize(("heads", "seq", "forward", "backward"), [
-    (16, 16384, 4.0, 4.7), (16, 2**20, 5.0, 8.7), (32, 2**20, 5.6, 12),
-])  # fmt: skip
-def test_scores_of_all_parts_take_what_the_limits_say(heads, seq, forward, backward):
-    operation = make_operation((6, 11), "heads", (6, 11), heads=heads, head_dim=64)
-    for pass_, gigabytes in (("fwd", forward), ("bwd", backward)):
-        case = replace(LONG, operation=operation, pass_=pass_, heads=heads, kv_heads=heads, seq=seq, head_dim=64)
-        assert stored_scores(case, "staged") / 1e9 == pytest.approx(gigabytes, rel=0.01)
-        if seq == 16384:  # on a GPU with less memory
-            options = {"backward": pass_ == "bwd"}
-            (_, small), (_, large) = (
-                score_chunks.chunk_rows(operation, 1, heads, seq, 2, large=x, **options) for x in (False, True)
-            )
-            assert 2 * small == large
-    mixed = replace(case, operation=make_operation(None, "heads", None, heads=heads, head_dim=64))
-    assert stored_scores(mixed, "staged") / 1e9 == pytest.approx(2.1, rel=0.03)
-
-
-@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
-def test_the_longest_sequence_of_all_parts_is_found_without_all_of_its_chunks(monkeypatch, pass_):
-    """Of many, the largest has the scores it may have; to find all those of 2^30 tokens would take minutes."""
-    operation = make_operation((6, 11), "heads", (6, 11), heads=16, head_dim=64)
-    case = replace(LONG, operation=operation, pass_=pass_, head_dim=64)
-    exact = stored_scores(case, "staged")
-
-    def few(case):
-        assert case.seq <= memory.MANY_CHUNKS * chunk_of(case)[1]
-        return chunks_of(case)
-
-    monkeypatch.setattr(memory, "chunks_of", few)
-    assert longest_seq(case, "staged", 141e9) > 2**20
-    monkeypatch.setattr(memory, "MANY_CHUNKS", 0)
-    assert stored_scores(case, "staged") == pytest.approx(exact, rel=0.001)
-
-
 @pytest.mark.parametrize(("head_dim", "gib"), [(64, 24), (128, 32)])
 def test_the_backward_of_131072_tokens_takes_what_was_measured(head_dim, gib):
     """Measured on an H200; results/nvidia-h200/long-bwd.csv has head dim 64."""
-    case = replace(LONG, head_dim=head_dim)
+    case = replace(CONV, pass_="bwd", operation=Operation.of((6, 11), 128), head_dim=head_dim, seq=131072)
     assert (input_bytes(case) + expected_memory_bytes(case, "expanded")) / 2**30 == pytest.approx(gib, rel=0.02)
 
 
-def test_the_longest_sequence_is_the_last_that_fits():
-    longest = longest_seq(LONG, "expanded", 141e9)
-    assert longest % 1024 == 0
+@pytest.mark.parametrize("impl", ["eager", "triton", "hopper", "sdpa-flash", "mta"])
+def test_the_longest_sequence_is_exact(impl):
+    """Of all parts of multi-token attention, without all of the chunks of 2^30 tokens."""
+    case = replace(MIXED, pass_="bwd") if impl == "mta" else replace(CONV, impl=impl)
+    work = implementation_of(case).work
 
     def needed(seq):
-        case = replace(LONG, seq=seq)
-        return input_bytes(case) + expected_memory_bytes(case, "expanded")
+        return storage_of(replace(case, seq=seq)).needed
 
-    assert needed(longest) <= 141e9 < needed(longest + 1024)
-    assert longest_seq(LONG, "dense", 141e9) < longest / 10
-    assert longest_seq(LONG, "dense", 1.0) == 0
+    longest = longest_seq(case, work, 80e9, multiple=1)
+    if impl == "mta":
+        assert longest > 2**20
+    else:
+        assert needed(longest) <= 80e9 < needed(longest + 1)
+    assert longest_seq(case, work, 80e9) == longest // 1024 * 1024
+    assert longest_seq(case, work, 1.0) == 0
+
+
+def test_memory_of_the_staged_pipeline_does_not_grow_with_the_batch_nor_with_the_square_of_the_tokens():
+    long = replace(MIXED, seq=2**15)
+    scratch = expected_memory_bytes(long, "staged") - 2**15 * 16 * (64 * 2 + 4)
+    assert scratch <= CHUNK_BYTES
+    twice = expected_memory_bytes(replace(long, batch=2), "staged")
+    assert twice <= 2 * (expected_memory_bytes(long, "staged") - scratch) + CHUNK_BYTES
+
+
+def test_caches_and_states_of_decode_are_inputs():
+    step = replace(CONV, pass_="decode", impl="eager", device="cpu")
+    assert input_bytes(step) == 2 * 16 * 4096 * 64 * 2
+    assert input_bytes(replace(step, seq=40, page_size=128)) == 2 * 16 * 128 * 64 * 2
+    operation = make_operation((3, 2), "heads", (6, 11), heads=16, head_dim=64)
+    assert input_bytes(replace(step, operation=operation)) - input_bytes(step) == 6 * 16 * 4096 * 2
+
+
+def test_traffic_of_a_fused_kernel_is_its_inputs_and_outputs_and_what_is_unknown_stays_so():
+    one = storage_of(PLAIN)
+    assert one.score_matrix == 16 * 4096 * 4096 * 2
+    assert one.traffic == bytes_moved(PLAIN) == 4 * 16 * 4096 * 64 * 2
+    assert one.intensity == pytest.approx(one.flops / one.traffic)
+    naive, flash = (storage_of(replace(PLAIN, impl=f"cuda-{name}")) for name in ("naive", "flash"))
+    assert naive.beyond - flash.beyond == 2 * one.score_matrix  # float32
+    assert (naive.traffic, flash.traffic) == (None, one.traffic)
+    unknown = storage_of(replace(CONV, impl="compile"))
+    assert (unknown.traffic, unknown.intensity) == (None, None)
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    return make_runner(monkeypatch, capsys, tmp_path, columns=120)
+
+
+def line_of(out, name, title="bytes that a call takes"):
+    """The cells of the line called `name` below a title."""
+    lines = iter(out.splitlines())
+    next(line for line in lines if line.startswith(title))
+    return next(line for line in lines if line.startswith(name)).removeprefix(name).split()
+
+
+def test_without_options_it_says_what_it_took_and_touches_no_file(mtabench, tmp_path):
+    code, out, err = mtabench(*ON_H200)
+    assert (code, err, contents(tmp_path)) == (0, "", {})
+    assert out.startswith("fwd on NVIDIA H200; memory: 141 GB")
+    assert "bf16, batch 1, 16 heads of 64, conv 6x11" in out
+    assert line_of(out, "(score matrix)")[:2] == ["33.6M", "134M"]
+    assert line_of(out, "eager")[5:] == ["103G", "413G!", "1.65T!", "64k", "38,281"]
+    assert len(line_of(out, "triton")) == 9  # it never runs out here
+    assert "compile" not in out.partition("bytes through memory")[2]  # which is not modelled
+
+
+def test_the_ladder_is_one_table(mtabench):
+    code, out, err = mtabench(*ON_H200, "--op", "attention", "--impl", "ladder", "--seq", "1k..128k", "--dtype", "bf16")
+    assert (code, err) == (0, "")
+    assert "c-loops: runs on the CPU alone" in out
+    for name in GROUPS["ladder"]:
+        assert name.startswith("c-") or f"\n{name} " in out
+
+
+def test_a_file_holds_a_row_a_cell_and_is_not_replaced(mtabench, tmp_path):
+    words = (*ON_H200, "--impl", "eager,triton", "--seq", "4k,64k", "--memory", "80GB")
+    files = ("--csv", "cells.csv")
+    code, _, err = mtabench(*words, *files)
+    assert (code, err) == (0, "")
+    with (tmp_path / "cells.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert [(row["impl"], row["seq"], row["fits"], row["memory_bytes"]) for row in rows] == [
+        ("eager", "4096", "true", "80000000000"), ("triton", "4096", "true", "80000000000"),
+        ("eager", "65536", "false", "80000000000"), ("triton", "65536", "true", "80000000000"),
+    ]  # fmt: skip
+    before = contents(tmp_path)
+    refused(mtabench(*words, *files), "cells.csv already exists", "another --csv")
+    assert contents(tmp_path) == before
+    assert mtabench(*words, *files, "--overwrite")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("80GB", 80e9), ("24 GiB", 24 * 2**30), ("1.5tb", 1.5e12), ("141e9", 141e9), ("512MB", 512e6)]
+)
+def test_sizes_are_read(text, count):
+    assert memory_command.parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GB", "80 apples", "-1GB", "1e99GB", "0GB", "1KB", "nan", "8\u0660GB"])
+def test_other_sizes_are_refused(mtabench, text):
+    refused(mtabench(*ON_H200, f"--memory={text}"), "--memory")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["memory"], "PyTorch finds none here; name one: --device-name h200"),
+        (["memory", "--device-name", "h300"], "h200"),
+        (["memory", "--pass", "sideways"], "fwd, bwd, decode"),
+        (["memory", "--impl", "hopper", "--device-name", "a100"], "no Hopper GPU"),
+        ([*ON_H200, "--impl", "hopper", "--pass", "decode"], "hopper: has no decode pass"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_sentence(mtabench, words, expected):
+    refused(mtabench(*words), expected)
+
+
+def test_shapes_have_tables_of_their_own_and_what_a_device_does_not_run_is_said(mtabench):
+    words = ("memory", "--device-name", "a100", "--impl", "eager,hopper", "--seq", "1k..4k", "--conv", "6x11,3x3")
+    _, out, _ = mtabench(*words, "--head-dim", "64,128", "--tokens", "4k", "--pass", "bwd", "--no-causal")
+    assert "bf16, batch 4 to 1, 16 heads of 64, conv 6x11, 3x3, not causal" in out
+    assert "16 heads of 128" in out
+    cells = line_of(out, "eager 3x3")
+    assert (len(cells), cells[-1]) == (4, f"{longest_seq(replace(CONV, pass_='bwd'), 'dense', 80e9, multiple=1):,}")
+    assert "too long" not in out  # where all fit
+    assert "\nhopper: NVIDIA A100-SXM4-80GB is no Hopper GPU" in out
+
+
+def test_a_gpu_that_the_table_does_not_have_has_its_own_memory(mtabench, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA GeForce RTX 4090")
+    monkeypatch.setattr(memory_command, "_memory_here", lambda: 24e9)
+    code, out, _ = mtabench("memory", "--impl", "triton", "--seq", "1k")
+    assert code == 0
+    assert out.startswith("fwd on NVIDIA GeForce RTX 4090; memory: 24 GB")

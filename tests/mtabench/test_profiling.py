@@ -1,15 +1,14 @@
 """Profiles: reports of Nsight Compute read, verdicts by the written rule, traces on a CPU, tools that are missing.
 
-`ncu/h200.csv` is what `ncu --csv --page raw` wrote on an H200, less device attributes. `ncu/raw.csv` and
-`ncu/raw-scaled.csv` (the same with scaled units) are laid out like it; their numbers are made up, for what
-one recording does not have.
+`ncu/h200.csv` is what `ncu --csv --page raw` wrote on an H200, less device attributes. `ncu/raw.csv` is laid out like
+it; its numbers are made up, for what one recording does not have.
 """
 
 import csv
 import json
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import planted_cells
@@ -25,8 +24,8 @@ from mtabench.errors import MtabenchError, UsageError
 from mtabench.prediction.devices import find_device, rates_of
 from mtabench.prediction.predict import predict
 from mtabench.problem.case import Case
-from mtabench.profiling import ncu, proton
-from mtabench.profiling.ncu_report import ASKED, Counters, parse, read_report
+from mtabench.profiling import ncu
+from mtabench.profiling.ncu_report import Counters, parse, read_report
 from mtabench.profiling.tables import read_memory_bytes
 from mtabench.profiling.verdict import bound_by, launch_verdict, least_verdict, verdict
 from mtabench.results.results_file import key_of
@@ -67,20 +66,6 @@ def test_launches_of_one_kernel_are_added_up_and_percentages_weighed_by_time():
     assert (near.launches, near.us) == (2, pytest.approx(28.192 + 27.808))
     assert near.l2_pct == pytest.approx((82.4 * 28192 + 82.0 * 27808) / 56000)
     assert near.memory_bytes == 2 * (67108864 + 16777216)
-
-
-def test_scaled_units_say_the_same():
-    base, scaled = kernels(), kernels("raw-scaled.csv")
-    assert base.keys() == scaled.keys()
-    for name, one in base.items():
-        fields = {field: value for field, value in asdict(one).items() if isinstance(value, float)}
-        assert {field: getattr(scaled[name], field) for field in fields} == pytest.approx(fields, rel=1e-5)
-
-
-def test_what_a_gpu_does_not_have_is_unknown_and_commas_in_names_are_no_fields():
-    (name,) = (name for name in kernels() if name.startswith("void at::native::elementwise_kernel<128, 4,"))
-    assert kernels()[name].tensor_pct is None
-    assert kernels()[name].memory_pct == 52.5
 
 
 def test_stalls_are_shares_of_waiting_the_largest_first():
@@ -203,11 +188,9 @@ def test_a_wrong_result_is_not_profiled(mtabench, tmp_path, monkeypatch):
 
 def test_a_tool_that_is_named_and_missing_is_refused_with_what_to_do(mtabench, monkeypatch):
     refused(mtabench("profile", "fwd", *SMALL, "--tools", "trace,ncu"), "--tools ncu cannot be had here")
-    refused(mtabench("profile", "fwd", *SMALL, "--tools", "perf"), "'perf'", "trace, proton, ncu")
+    refused(mtabench("profile", "fwd", *SMALL, "--tools", "perf"), "'perf'", "trace, ncu")
     monkeypatch.setenv("PATH", "")
     assert "not on PATH" in ncu.reason_against("cuda")
-    monkeypatch.setitem(sys.modules, "triton.profiler", None)
-    assert "no Proton" in proton.reason_against("cuda")
 
 
 def stand_in(folder, monkeypatch, body):
@@ -265,45 +248,3 @@ def test_what_ncu_cannot_do_is_one_sentence(tmp_path, monkeypatch, body, words):
         ncu.measure(CELL, tmp_path / "raw.csv")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_the_command_line_of_ncu_asks_for_one_marked_call(tmp_path):
-    words = ncu.command(replace(CELL, device="cuda"), tmp_path / "raw.csv")
-    assert words[0] == "ncu"
-    assert words[words.index("--profile-from-start") + 1] == "off"
-    assert words[words.index("--metrics") + 1].split(",") == list(ASKED)
-    child = words[words.index("--log-file") + 2 :]
-    assert child[1:3] == ["-m", "mtabench.profiling.one_call"]
-    assert Case.of_row(json.loads(child[3]), "cuda") == replace(CELL, device="cuda")
-
-
-def test_only_the_marked_call_lies_between_start_and_stop(monkeypatch):
-    import torch
-
-    from mtabench.profiling import one_call
-
-    log = []
-    cell = one_call.ready(CELL)
-    recorded = replace(cell, run=lambda state: log.append("call"))
-    monkeypatch.setattr(one_call, "ready", lambda case: log.append("ready") or recorded)
-    monkeypatch.setattr(one_call, "synchronize", lambda device: lambda: None)
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: log.append("start"))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: log.append("stop"))
-    monkeypatch.setattr(sys, "argv", ["one_call", json.dumps(CELL.columns | {"device": "cuda"})])
-    one_call.main()
-    assert log == ["ready", "start", "call", "stop"]
-
-
-def test_protons_tree_is_shown_with_the_time_below_each_node(tmp_path):
-    def node(name, children=(), **metrics):
-        return {"frame": {"name": name, "type": "function"}, "metrics": metrics, "children": list(children)}
-
-    fast = node("fast", count=2, **{"time (ns)": 1664, "device_type": "CUDA"})
-    slow = node("slow", count=1, **{"time (ns)": 40640})
-    path = tmp_path / "tree.hatchet"
-    path.write_text(json.dumps([node("ROOT", [fast, node("scope", [slow])], count=0), {"CUDA": {}}]))
-    lines = [" ".join(line.split()) for line in proton.tree_lines(path)]
-    assert lines == ["40.6 us scope", "40.6 us 1 x slow", "1.7 us 2 x fast"]
-    path.write_text("{}")
-    with pytest.raises(UsageError, match="not a tree of Proton"):
-        proton.tree_lines(path)

@@ -2,7 +2,6 @@
 
 import csv
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,9 @@ from command_line import refused
 from written_runs import case, rounds, write_run
 
 from mta_kernels.operation import Operation
-from mtabench.measuring.ceilings import Ceilings
-from mtabench.measuring.kept_ceilings import keep_ceilings
 from mtabench.measuring.settled import settled
 from mtabench.prediction.roofline import planned_bytes, standing
 from mtabench.problem.case import Case
-from mtabench.problem.operations import make_operation
 from mtabench.profiling.tables import COUNTER_COLUMNS
 from mtabench.results.results_file import key_of, read_results
 
@@ -37,20 +33,6 @@ def test_the_roof_is_the_longer_of_work_and_bytes():
     assert slow.own_roof_ms == pytest.approx(planned_bytes(CELL) / 100e6)
 
 
-def test_decode_stands_below_the_bandwidth_of_reading(mtabench, tmp_path):
-    decode = case(4096, "sdpa-flash", pass_="decode", taps=None)
-    path = write_run(tmp_path / "a.csv", {case(): rounds(1.0), decode: rounds(1.0)})
-    place = {"device": "some, device", "driver": "1.2", "torch": "2.13.0"}
-    keep_ceilings(tmp_path / "ceilings.json", place, {"fp32": Ceilings(100.0, 10.0, 120.0)})
-    code, out, err = mtabench("roofline", path, "--out", "roof.csv")
-    assert (code, err) == (0, "")
-    assert "copy bandwidth 100 GB/s from ceilings.json; read bandwidth 120 GB/s from ceilings.json" in " ".join(
-        out.split()
-    )
-    with (tmp_path / "roof.csv").open() as file:
-        assert [row["memory_gbytes_s"] for row in csv.DictReader(file)] == ["100", "120"]
-
-
 def test_times_that_did_not_settle_are_marked(mtabench):
     code, out, _ = mtabench("roofline", RESULTS / "fwd.csv")
     count = sum(settled(row) is False for row in read_results(RESULTS / "fwd.csv").to_dict("records"))
@@ -62,20 +44,6 @@ def test_cells_of_several_gpus_are_told_that_no_ceilings_help(mtabench):
     result = mtabench("roofline", RESULTS / "ranks-2.csv")
     refused(result, "each was measured on several GPUs together, and ceilings are of one")
     assert "--measure" not in result[2]
-
-
-def test_operations_are_told_apart(mtabench, tmp_path):
-    place = {"device": "some, device", "driver": "1.2", "torch": "2.13.0"}
-    keep_ceilings(tmp_path / "ceilings.json", place, {"fp32": Ceilings(100.0, 10.0, 120.0)})
-    layer = {"heads": 16, "head_dim": 64, "causal": True}
-    mixed = replace(CELL, dtype="fp32", operation=make_operation(None, "heads", None, **layer))
-    path = write_run(tmp_path / "a.csv", {mixed: rounds(1.0)})
-    assert "head dim 64, mix heads" in mtabench("roofline", path)[1]
-    other = replace(mixed, operation=make_operation((2, 3), "heads", None, **layer))
-    path = write_run(tmp_path / "b.csv", {mixed: rounds(1.0), other: rounds(2.0)})
-    _, out, _ = mtabench("roofline", path)
-    assert "steps" in out
-    assert "mix heads, conv 2x3" in out
 
 
 def test_counted_bytes_come_before_those_of_the_plan():
@@ -136,12 +104,6 @@ def test_bytes_that_a_profiler_counted_stand_beside(mtabench, tmp_path):
     assert mtabench(*words[:-1], "half-roof.csv", "--profile", "half.csv")[0] == 0
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     refused(mtabench("roofline", RESULTS / "fwd.csv", "--profile", "other.csv"), "other.csv is no file of counters")
-
-
-def test_samples_of_the_results_are_never_overwritten(mtabench, tmp_path):
-    write_run(tmp_path / "run.csv", {case(): rounds(1.0)})
-    words = ("--out", "run.samples.csv", "--overwrite")
-    refused(mtabench("roofline", "run.csv", *words), "is one of the files that are read")
 
 
 def test_results_without_ceilings_are_not_placed(mtabench, tmp_path):
