@@ -7,7 +7,6 @@ import torch
 from changed_cases import with_changes
 
 from mta_kernels.operation import Operation
-from mtabench.prediction.memory import input_bytes
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import DTYPES, make_inputs
 
@@ -65,28 +64,3 @@ def test_copies_lie_elsewhere():
     assert torch.equal(second.v, inputs.v)
     assert len({x.k.data_ptr() for x in (inputs, first, second)}) == 3
     assert len({x.v.data_ptr() for x in (inputs, first, second)}) == 3
-
-
-def test_copies_are_made_once():
-    inputs = make_inputs(replace(CASE, pass_="decode"))
-    first = inputs.copies(1)[0]
-    again, more = inputs.copies(2)
-    assert again is first
-    assert more is not first
-    assert inputs.copies(1) == [first]
-    assert replace(inputs).copies(1)[0] is not first
-
-
-@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
-def test_announced_bytes(pass_):
-    case = replace(CASE, pass_=pass_, dtype="bf16")
-    inputs = make_inputs(case)
-    tensors = [inputs.q, inputs.k, inputs.v] + ([inputs.dout] if pass_ == "bwd" else [])
-    assert input_bytes(case) == sum(x.nbytes for x in tensors)
-
-
-def test_float32_is_float32():
-    torch.set_float32_matmul_precision("high")
-    make_inputs(CASE)
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert not torch.backends.cudnn.allow_tf32

@@ -85,7 +85,3 @@ def test_no_other_table_knows_an_implementation():
     files = [path for path in folder.rglob("*.py") if path.parent.name != "implementations"]
     found = {str(path.relative_to(folder)): tables_with_names(path.read_text()) for path in files}
     assert {path: known for path, known in found.items() if known} == {}
-
-
-def test_a_table_of_implementations_is_found():
-    assert tables_with_names('SLOW = {"seconds": ["compile", "flex"]}') == {"compile", "flex"}

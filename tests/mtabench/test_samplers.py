@@ -198,16 +198,6 @@ def test_persisting_lines_are_reset_in_a_context_before_the_first_flush(calls: S
     flush()
 
 
-def test_warm_caches_have_no_lines_of_others(calls: SimpleNamespace) -> None:
-    assert caches.cache_flush("cuda", "warm") is None
-    assert calls.done == ["context", "reset"]
-
-
-def test_a_cpu_has_no_driver_to_ask(calls: SimpleNamespace) -> None:
-    assert caches.cache_flush("cpu", "cold") is None
-    assert calls.done == []
-
-
 def test_a_gpu_without_a_set_aside_has_nothing_to_reset(calls: SimpleNamespace) -> None:
     calls.result = caches.NOT_SUPPORTED
     assert caches.cache_flush("cuda", "cold") is not None
