@@ -48,7 +48,6 @@ def run(passes: str, options: Options, out: Path | None) -> int:
         trials = _tune(console, kernel, case, path)
         if trials:
             print_columns(console, _trials_table(trials))
-            say(console, _verdict(trials))
         saved += tuner.fastest(trials) is not None
         any_wrong = any_wrong or any(trial.status.startswith("wrong") for trial in trials)
     say(console, f"tuned {saved} of {len(pairs)}{f'; saved in {path}' if saved else ': nothing was saved'}")
@@ -145,18 +144,6 @@ def _trials_table(trials: Sequence[tuner.Trial]) -> list[Column]:
         status.append(", the fastest" if trial is best else "", style="bold green")
         rows.append([*map(str, asdict(trial.config).values()), time, speedup, status])
     return as_columns((*fields, "us", "speedup", "status"), rows, ("status",))
-
-
-def _verdict(trials: Sequence[tuner.Trial]) -> str:
-    best, first = tuner.fastest(trials), trials[0]
-    if best is None or best.microseconds is None:
-        return "no candidate can be chosen: nothing is saved"
-    time = f"{_shown(best.microseconds)} us"
-    if best is first:
-        return f"the heuristic's choice is the fastest: {time}"
-    if first.microseconds is None:
-        return f"fastest: {time}; the heuristic's choice cannot be taken ({first.status})"
-    return f"fastest: {time}, {first.microseconds / best.microseconds:.3f}x the speed of the heuristic's choice"
 
 
 def _shown(microseconds: float) -> str:

@@ -161,11 +161,10 @@ def test_a_table_shows_times_and_the_winner_against_the_heuristic(mtabench, plan
     assert ["block", "m", "num", "warps", "us", "speedup", "status"] in lines
     assert ["64", "4", "1250", "1.000x", "ok,", "the", "heuristic's", "choice"] in lines
     assert ["128", "8", "100.0", "12.500x", "ok,", "the", "fastest"] in lines
-    assert "fastest: 100.0 us, 12.500x the speed of the heuristic's choice" in out
     assert ["64", "4", "200.0", "1.000x", "ok,", "the", "heuristic's", "choice,", "the", "fastest"] in lines
     assert ["16", "4", "failed:", "OutOfResources:", "x"] in lines
-    assert "the heuristic's choice is the fastest: 200.0 us" in out
-    assert "fastest: 50.0 us; the heuristic's choice cannot be taken (failed: E: y)" in out
+    assert ["64", "4", "failed:", "E:", "y,", "the", "heuristic's", "choice"] in lines
+    assert ["32", "4", "50.0", "ok,", "the", "fastest"] in lines
 
 
 def test_a_wrong_candidate_is_exit_code_4(mtabench, planted):
