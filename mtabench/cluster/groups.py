@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heapreplace
 
 from mtabench.problem.case import Case
 
@@ -46,12 +45,3 @@ class Groups:
             return ""
         said = "; ".join(dict.fromkeys(f"on {where}: {why}" for where, why in group.deaths))
         return f"its worker died {len(group.deaths)} times while measuring cells of this shape, {said}"
-
-
-def longest_first_seconds(seconds: Iterable[float], workers: int) -> float:
-    """How long groups of so many seconds take if each worker takes the longest that is left."""
-    busy = [0.0] * workers
-    heapify(busy)
-    for one in sorted(seconds, reverse=True):
-        heapreplace(busy, busy[0] + one)
-    return max(busy)

@@ -75,12 +75,11 @@ class Team(ThisProcess):
 
     def seconds(self, cases: Sequence[Case], settings: Settings) -> float:
         """A guess of how long the team takes for these cells."""
-        from mtabench.cluster.groups import longest_first_seconds
         from mtabench.sweeps.estimate import estimate_seconds
         from mtabench.sweeps.sweep import shapes
 
         groups = [estimate_seconds(group, settings) for group in shapes(cases)]
-        return longest_first_seconds(groups, len(self._workers) or len(self._local) or 1)
+        return max(0.0, *groups, sum(groups) / (len(self._workers) or len(self._local) or 1))
 
     def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: Watcher) -> None:
         """Measure the cells that the writer's file does not have yet; raises as sweep.run does."""

@@ -9,7 +9,7 @@ from written_runs import ENVIRONMENT
 
 from mtabench.cluster.crew import Crew, WorkerLostError
 from mtabench.cluster.facts import Facts
-from mtabench.cluster.groups import MOST_DEATHS, Group, Groups, longest_first_seconds
+from mtabench.cluster.groups import MOST_DEATHS, Group, Groups
 from mtabench.cluster.sweep import CrewSweep
 from mtabench.errors import MtabenchError
 from mtabench.measuring.timing import Settings
@@ -115,8 +115,3 @@ def test_the_longest_goes_first_and_a_lost_one_last_until_it_is_given_up_with_th
     assert [groups.take().seconds for _ in range(3)] == [3, 1, 10]
     said = [groups.lost(lost, "a", "killed") for _ in range(MOST_DEATHS - 1)]
     assert said == ["", "its worker died 3 times while measuring cells of this shape, on b: killed; on a: killed"]
-
-
-@pytest.mark.parametrize(("workers", "expected"), [(1, 21), (2, 11), (3, 10), (8, 10)])
-def test_the_time_of_several_workers_is_that_of_the_one_that_ends_last(workers, expected):
-    assert longest_first_seconds([4, 10, 3, 2, 2], workers) == expected
