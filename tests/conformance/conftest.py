@@ -26,7 +26,7 @@ from mta_kernels.conv_attention.banded import backward_plan
 from mta_kernels.conv_attention.cuda_sm80 import backward
 from mta_kernels.multi_token_attention import api, norm_gate, stages
 from mta_kernels.multi_token_attention.bands_cuda import bands
-from mta_kernels.multi_token_attention.heads_cuda import plan as heads_plan
+from mta_kernels.multi_token_attention.heads_cuda import heads
 from mta_kernels.multi_token_attention.rows_cuda import rows as cuda_rows
 from mta_kernels.multi_token_attention.triton import backend, convolution, taps_gradient
 
@@ -77,9 +77,9 @@ def cuda_stages(
                 monkeypatch.setitem(sizes, name, number)
         monkeypatch.setattr(bands, "CONVOLVE", bands.Sizes(20, 3, 1))
         monkeypatch.setattr(bands, "GRADIENTS", bands.Sizes(20, 2, 1))
-        for name, walk in heads_plan.WALKS.items():
+        for name, walk in heads.WALKS.items():
             many = name in ("heads", "rebuild")  # so that the first and the last of a run see other blocks of keys
-            monkeypatch.setitem(heads_plan.WALKS, name, replace(walk, rows=140 if many else 20))
+            monkeypatch.setitem(heads.WALKS, name, replace(walk, rows=140 if many else 20))
         if played == "rows":
             monkeypatch.setattr(cuda_rows, "CLUSTERS", (2,))  # blocks that share a row
         monkeypatch.setattr(api, "norm_and_gate", by_kernels)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from emulated_kernels import Emulator, launch_code
 
-from mta_kernels.multi_token_attention.heads_cuda import heads, plan
+from mta_kernels.multi_token_attention.heads_cuda import heads
 from mta_kernels.nvrtc.compiler import Source
 
 
 class HeadsEmulator(Emulator):
-    folders = (plan.bands.FOLDER,)
+    folders = (heads.bands.FOLDER,)
 
     def runs(self, wanted: Source) -> bool:
-        return wanted.path.stem in plan.KERNELS
+        return wanted.path.stem in heads.KERNELS
 
     def program(self, wanted: Source) -> str:
-        names = [plan.KERNELS[wanted.path.stem], *(["merge_pieces"] if wanted.path.stem == "pre" else [])]
+        names = [heads.KERNELS[wanted.path.stem], *(["merge_pieces"] if wanted.path.stem == "pre" else [])]
         code = f"#include <device.cuh>\nnamespace kernel {{\n#include <{wanted.path.name}>\n}}\n"
         return code + "".join(launch_code("kernel", name) for name in names)
 

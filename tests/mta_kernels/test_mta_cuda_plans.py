@@ -8,8 +8,8 @@ from emulated_rows import H200, emulated_rows  # noqa: F401
 
 from mta_kernels.gpu_limits import gpu_of
 from mta_kernels.multi_token_attention.bands_cuda import bands
-from mta_kernels.multi_token_attention.heads_cuda import heads, plan
-from mta_kernels.multi_token_attention.mix_cuda import mix_values, shapes
+from mta_kernels.multi_token_attention.heads_cuda import heads
+from mta_kernels.multi_token_attention.mix_cuda import logits, mix_values
 from mta_kernels.multi_token_attention.rows_cuda import mix_rows, rows
 from mta_kernels.multi_token_attention.rows_cuda.rows import plan_on
 from mta_kernels.nvrtc import compiler
@@ -46,7 +46,7 @@ def most_spilled(words: str) -> int:
     ],
 )
 def test_values_that_cannot_be_mixed_are_refused(count: int, head_dim: int, dtype: torch.dtype, words: str) -> None:
-    assert words in shapes.shape_unsupported(dtype, count, head_dim)
+    assert words in logits.shape_unsupported(dtype, count, head_dim)
     exponentials, v = torch.empty(1, count, 3, 64, dtype=dtype), torch.empty(1, 1, 3, head_dim, dtype=BF16)
     where = {"first_position": 0, "keys": 3, "causal": True}
     with pytest.raises(ValueError, match=words):
@@ -126,13 +126,13 @@ def test_heads_that_cannot_meet_are_refused() -> None:
     assert "133632 bytes of shared memory; a block may have 101376" in reason(RTX_4090, BF16, 16, TAPS, "post")
 
 
-@pytest.mark.parametrize("name", ["probabilities", "logits", *plan.WALKS])
+@pytest.mark.parametrize("name", ["probabilities", "logits", *heads.WALKS])
 def test_heads_compile_with_hardly_a_spill(name: str) -> None:
-    if name not in plan.WALKS:
-        tiles = plan.TileConstants(name, BF16, 16, True, False, plan.TILES[name])
+    if name not in heads.WALKS:
+        tiles = heads.TileConstants(name, BF16, 16, True, False, heads.TILES[name])
         assert most_spilled(compiled(tiles.source("sm_90a"))) == 0
         return
-    constants = plan.WalkConstants(name, BF16, 16, True, False, TAPS, plan.walk_sizes(name, (9, 0)))
+    constants = heads.WalkConstants(name, BF16, 16, True, False, TAPS, heads.walk_sizes(name, (9, 0)))
     words = compiled(constants.source("sm_90a"))
     assert most_spilled(words) <= 16
     # A warp that takes more registers than the block has waits for ever.
@@ -151,7 +151,7 @@ def test_heads_compile_with_hardly_a_spill(name: str) -> None:
 def test_heads_compile_for_other_gpus(name: str, architecture: str, count: int) -> None:
     if reason := compiler.missing_package():
         pytest.skip(reason)
-    constants = plan.WalkConstants(name, FP16, count, False, True, TAPS, plan.WALKS[name])
+    constants = heads.WalkConstants(name, FP16, count, False, True, TAPS, heads.WALKS[name])
     assert compiler.compile_source(constants.source(architecture))[0].startswith(b"\x7fELF")
 
 
@@ -162,11 +162,11 @@ def test_tasks_of_a_chunk_end_nearly_together() -> None:
         ends = [min(first + run, 2068) for first in range(0, 2068, run)]
         return -(-sum(-(-(12298 - 2068 + end) // 128) for end in ends) // 132)
 
-    run = plan.rows_of_even_tasks(103, 6, 2068, 12298, 97, 1, 132)
+    run = heads.rows_of_even_tasks(103, 6, 2068, 12298, 97, 1, 132)
     assert (run + 5) % 6 == 0
     assert rounds(run) * (run + 5 + 9) < 0.95 * rounds(103) * (103 + 5 + 9)
-    assert plan.rows_of_even_tasks(103, 6, 40, 40, 1, 1, 132) == 103
-    assert plan.rows_of_even_tasks(103, 6, 2068, 0, 97, 1, 1 << 30) == 103
+    assert heads.rows_of_even_tasks(103, 6, 40, 40, 1, 1, 132) == 103
+    assert heads.rows_of_even_tasks(103, 6, 2068, 0, 97, 1, 1 << 30) == 103
 
 
 @pytest.mark.parametrize("conv", [TAPS, Convolution(8, 17, 8), Convolution(2, 3, 1)], ids=str)
@@ -174,7 +174,7 @@ def test_what_rebuilds_needs_no_more_memory_than_the_forward(conv: Convolution) 
     """As `stages.recomputes_probabilities` has it."""
     for capability in (None, (9, 0)):
         pre, rebuild = (
-            plan.WalkConstants(name, BF16, 16, True, False, conv, plan.walk_sizes(name, capability))
+            heads.WalkConstants(name, BF16, 16, True, False, conv, heads.walk_sizes(name, capability))
             for name in ("pre", "rebuild")
         )
         assert rebuild.shared_memory <= pre.shared_memory

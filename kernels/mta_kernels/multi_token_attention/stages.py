@@ -14,7 +14,7 @@ import torch
 from mta_kernels.gpu_limits import Gpu, gpu_of
 from mta_kernels.multi_token_attention.bands_cuda import bands
 from mta_kernels.multi_token_attention.heads_cuda import heads as meeting
-from mta_kernels.multi_token_attention.mix_cuda import shapes as mix
+from mta_kernels.multi_token_attention.mix_cuda import logits as mix
 from mta_kernels.multi_token_attention.mix_cuda.values import constants_for as values_constants
 from mta_kernels.multi_token_attention.rows_cuda import rows
 from mta_kernels.nvrtc.compiler import missing_package

@@ -10,7 +10,7 @@
 // and ds's LAG before.
 //
 // A block computes a row block, or a block of products, in the order of backward_scheduler.cuh.
-// Constants come from the compiler's command line (backward_constants.py): those of forward.cu, and
+// Constants come from the compiler's command line (backward.py): those of forward.cu, and
 //   COLUMN_GROUPS, warps that share 32 rows
 #include "backward_layout.cuh"
 #include "backward_products.cuh"

@@ -32,7 +32,7 @@ constexpr int KEYS_AT = BUFFERS_END > 2 * QUERY_BYTES ? BUFFERS_END : 2 * QUERY_
 constexpr int VALUES_AT = KEYS_AT + TILE_BYTES, TAPS = VALUES_AT + TILE_BYTES, ROWS_END = TAPS + TAP_BYTES;
 static_assert(WARPS * WEIGHT_NUMBERS * 4 <= ROWS_END, "sums of the weight's gradient take the place of all else");
 constexpr int WORK = SHARED_BYTES - 16;  // the block's work tile
-static_assert(ROWS_END <= WORK && 2 * PRODUCT_STAGE <= WORK, "as in backward_constants.py");
+static_assert(ROWS_END <= WORK && 2 * PRODUCT_STAGE <= WORK, "as in backward.py");
 constexpr int PRODUCT_STAGES = WORK / PRODUCT_STAGE < 4 ? WORK / PRODUCT_STAGE : 4;
 
 struct Arguments {

@@ -6,7 +6,7 @@
 #include "products.cuh"
 
 constexpr int LOADS = (2 * EIGHTS + 3) / 4;  // of four matrices
-static_assert(RING == SHARED_BYTES, "as in plan.py");
+static_assert(RING == SHARED_BYTES, "as in bands.py");
 
 extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM) convolve_rows(const __grid_constant__ Arguments args) {
     const Task task(args);

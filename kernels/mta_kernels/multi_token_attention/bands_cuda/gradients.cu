@@ -17,7 +17,7 @@ constexpr int PAIRS = (QUERY_TAPS + 1) / 2;  // of rows of grad
 constexpr int MATRICES = 2 * EIGHTS + 2, LOADS = (MATRICES + 3) / 4;
 constexpr bool SCALED_BY_DOCUMENT = DOCUMENTS && SCALED<ELEMENT>;  // else one scale a task
 constexpr int SUMS = QUERY_TAPS * EIGHTS * 8 * 8 * 4;  // bytes
-static_assert((2 * RING > SUMS ? 2 * RING : SUMS) == SHARED_BYTES, "as in plan.py");
+static_assert((2 * RING > SUMS ? 2 * RING : SUMS) == SHARED_BYTES, "as in bands.py");
 
 // The rows of grad that saw a row of x, by age from the oldest: those of age p and p + PAIRS are the A of a product. An even
 // number of them: where QUERY_TAPS is odd, the row before, too. In step i the pair with the newest is number i % PAIRS.

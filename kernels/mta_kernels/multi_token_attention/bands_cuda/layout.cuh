@@ -1,7 +1,7 @@
 // What the convolution kernels are given, and which keys a row of a chunk sees and stores.
 //
 // Constants come from the compiler's command line: ELEMENT Half or Bfloat16; QUERY_TAPS, KEY_TAPS, PAD of the
-// convolution; CAUSAL, DOCUMENTS; DELTA, whether gradients.cu sums rows; STAGES of the ring; SHARED_BYTES, as plan.py
+// convolution; CAUSAL, DOCUMENTS; DELTA, whether gradients.cu sums rows; STAGES of the ring; SHARED_BYTES, as bands.py
 // counts them; BLOCKS_AN_SM, for which the compiler leaves registers. A block is a warp.
 #pragma once
 #include <stored.cuh>

@@ -18,7 +18,7 @@ constexpr int TAPS_AT = SCORES_AT + HEADS * SCORES;
 constexpr int CONVOLVED_AT = TAPS_AT + HEADS * TAPS, CONVOLVED = HEADS * S_PITCH;  // two turns'
 constexpr int FOUND_AT = CONVOLVED_AT + 2 * CONVOLVED;    // a maximum and a sum of each warp and head
 constexpr int MIXING_AT = FOUND_AT + HEADS * 16 * 8;      // as each lane takes it: registers are few
-static_assert(MIXING_AT + 32 * 32 == SHARED_BYTES, "as in plan.py");
+static_assert(MIXING_AT + 32 * 32 == SHARED_BYTES, "as in step.py");
 static_assert(PRE_QUERY_TAPS <= 16 && PRE_KEY_TAPS <= 16, "rows of a product; a block's keys");
 static_assert(KEYS == 16, "a tile is the columns of two products");
 

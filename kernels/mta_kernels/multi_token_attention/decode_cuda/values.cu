@@ -18,7 +18,7 @@ constexpr int MIXED_AT = POST_MIX ? UNMIXED_AT + HEADS * A_PITCH : UNMIXED_AT;
 constexpr int TAPS_AT = MIXED_AT + HEADS * A_PITCH;
 constexpr int ROWS_AT = TAPS_AT + HEADS * TAPS;
 constexpr int FOUND_AT = ROWS_AT + HEADS * ROWS;         // 2 HEADS maxima and sums of each head
-static_assert(FOUND_AT + 2 * HEADS * 16 * 8 == SHARED_BYTES, "as in plan.py");
+static_assert(FOUND_AT + 2 * HEADS * 16 * 8 == SHARED_BYTES, "as in step.py");
 static_assert(POST_QUERY_TAPS <= 16 && POST_KEY_TAPS <= 16, "ROWS; a block's keys");
 
 // The logsumexp of this warp's head, of what all programs of a sequence have found; 0 without keys.

@@ -9,7 +9,7 @@
 
 // Tiles of the gradient: STAGES - 1 turns ahead are loaded while the last TILES may still be mixed.
 constexpr int SLOTS = STAGES + TILES - 1, GRAD_AT = TILES_END;
-static_assert(GRAD_AT + SLOTS * TILE == SHARED_BYTES, "as in plan.py");
+static_assert(GRAD_AT + SLOTS * TILE == SHARED_BYTES, "as in heads.py");
 static_assert(MIXERS * HEADS * HEADS * 4 <= SHARED_BYTES, "room for sums of all warps");
 
 // x of Keys keys to x mixed by post, and the gradient of that to that of x.

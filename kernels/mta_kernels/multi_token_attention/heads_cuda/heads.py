@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from ctypes import c_int, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,18 +19,171 @@ from mta_kernels.allocation import empty
 from mta_kernels.gpu_limits import capability, sm_count
 from mta_kernels.multi_token_attention.bands_cuda import bands
 from mta_kernels.multi_token_attention.bands_cuda.bands import Arguments, Rows
-from mta_kernels.multi_token_attention.heads_cuda import plan
-from mta_kernels.multi_token_attention.heads_cuda.plan import MOST_HEADS, TileConstants, WalkConstants
+from mta_kernels.nvrtc.compiler import Source, headers_in
 from mta_kernels.nvrtc.kernel import SecondKernel, kernel
-from mta_kernels.nvrtc.structures import fields
+from mta_kernels.nvrtc.structures import ELEMENTS, fields
 from mta_kernels.operation import Convolution
+
+FOLDER = Path(__file__).parent
+MOST_HEADS = 16
+OPERANDS = {"probabilities": 1, "logits": 2}  # by the name of the source
+KERNELS = {
+    "probabilities": "mix_probabilities", "heads": "convolve_heads", "logits": "differentiate_logits",
+    "pre": "pre_heads", "post": "post_heads", "rebuild": "rebuild_probabilities",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Keys of a tile, stages of a warp's ring, warps an SM, and keys of a row that follow one another in a warp."""
+
+    keys: int
+    stages: int
+    warps: int
+    run: int
+
+
+TILES = {"probabilities": Sizes(128, 3, 12, 512), "logits": Sizes(128, 2, 12, 512)}
+
+
+@dataclass(frozen=True)
+class WalkSizes:
+    """Rows of a task, about, stages of a warp's ring, tiles, warps that mix, and keys of a row that each takes."""
+
+    rows: int
+    stages: int
+    tiles: int
+    mixers: int
+    unit: int
+
+    @property
+    def of_a_head(self) -> bands.Sizes:
+        return bands.Sizes(self.rows, self.stages, 1)  # a block of all heads has an SM to itself
+
+
+WALKS = {
+    "pre": WalkSizes(104, 2, 3, 4, 64), "post": WalkSizes(104, 2, 3, 4, 64), "heads": WalkSizes(104, 2, 2, 4, 64),
+    "rebuild": WalkSizes(104, 2, 3, 4, 64),
+}  # fmt: skip
+# Those with exponentials, on Hopper, where registers go to the warps that need them.
+HOPPER_WALKS = {name: dataclasses.replace(WALKS[name], mixers=8) for name in ("pre", "rebuild")}
+
+
+def walk_sizes(name: str, capability: tuple[int, int] | None) -> WalkSizes:
+    """Those of a kernel on a GPU, or in the emulator."""
+    hopper = capability is not None and capability[0] == 9
+    return HOPPER_WALKS.get(name, WALKS[name]) if hopper else WALKS[name]
+
+
+# Of a task that has an SM to itself: what it costs beside its turns, in turns; its most turns over its least.
+START, MOST_TURNS = 1.5, 5 / 3
+
+
+@functools.lru_cache(1024)
+def rows_of_even_tasks(
+    least: int, query_taps: int, rows: int, keys: int, key_tiles: int, batch: int, blocks: int
+) -> int:  # fmt: skip
+    """Rows of a task, from `least` on, with which the last of `blocks` tasks at a time ends the earliest.
+
+    Of a chunk of `rows` rows whose last sees `keys` keys and each before it one less; all see all keys if `keys` is 0.
+    """
+    found = []
+    first = -(-(least + query_taps - 1) // query_taps)
+    for turns in range(first, int(first * MOST_TURNS) + 1):
+        run = bands.rows_of_turns(turns, query_taps)
+        ends = range(run, rows + run, run)
+        seen = (keys - rows + min(end, rows) for end in ends)
+        tasks = batch * sum(min(max(-(-x // bands.KEYS), 1), key_tiles) if keys else key_tiles for x in seen)
+        found.append((-(-tasks // blocks) * (turns + START), run))
+    return min(found)[1]
+
+
+@dataclass(frozen=True)
+class HeadConstants:
+    """What the constants of each kernel begin with; `name` is its source's."""
+
+    name: str
+    dtype: torch.dtype
+    heads: int
+    causal: bool
+    documents: bool
+
+    @property
+    def kernel_name(self) -> str:
+        return KERNELS[self.name]
+
+    def _source(self, architecture: str, constants: dict[str, Any]) -> Source:
+        architecture += "a" if architecture == "sm_90" else ""  # for setmaxnreg
+        return Source(FOLDER / f"{self.name}.cu", architecture, constants, headers_in(bands.FOLDER, FOLDER))
+
+
+@dataclass(frozen=True)
+class TileConstants(HeadConstants):
+    """The constants of probabilities.cu or logits.cu."""
+
+    sizes: Sizes
+
+    threads = bands.THREADS
+
+    @functools.cached_property
+    def shared_memory(self) -> int:
+        """Bytes a block takes, as tiles.cuh lays them out."""
+        return self.sizes.stages * OPERANDS[self.name] * self.heads * (self.sizes.keys * 2 + 16)
+
+    def source(self, architecture: str) -> Source:
+        constants = {
+            "ELEMENT": ELEMENTS[self.dtype], "HEADS": self.heads, "KEYS": self.sizes.keys,
+            "OPERANDS": OPERANDS[self.name], "CAUSAL": int(self.causal), "DOCUMENTS": int(self.documents),
+            "STAGES": self.sizes.stages, "SHARED_BYTES": self.shared_memory, "BLOCKS_AN_SM": self.sizes.warps,
+        }  # fmt: skip
+        return self._source(architecture, constants)
+
+
+@dataclass(frozen=True)
+class WalkConstants(HeadConstants):
+    """The constants of pre.cu, post.cu, heads.cu or rebuild.cu."""
+
+    conv: Convolution
+    sizes: WalkSizes
+
+    @property
+    def of_a_head(self) -> bands.BandConstants:
+        sizes = self.sizes.of_a_head
+        return bands.BandConstants(False, self.dtype, self.conv, False, self.causal, self.documents, sizes)
+
+    @property
+    def rows_of_task(self) -> int:
+        """These and their halo fill a task's turns."""
+        taps = self.conv.query_taps
+        return bands.rows_of_turns(-(-self.sizes.rows // taps), taps)
+
+    @property
+    def threads(self) -> int:
+        return bands.THREADS * (self.heads + self.sizes.mixers)
+
+    @functools.cached_property
+    def shared_memory(self) -> int:
+        """Bytes a block takes, as walk.cuh and heads.cu lay them out."""
+        tile = self.conv.query_taps * self.heads * (bands.KEYS * 2 + 16)
+        tiles = self.sizes.tiles
+        if self.name == "heads":
+            tiles += self.sizes.stages + tiles - 1  # of the gradient
+        return self.heads * self.of_a_head.shared_memory + tiles * tile
+
+    def source(self, architecture: str) -> Source:
+        constants = {
+            **self.of_a_head.constants(), "HEADS": self.heads, "TILES": self.sizes.tiles,
+            "MIXERS": self.sizes.mixers, "UNIT": self.sizes.unit, "SHARED_BYTES": self.shared_memory,
+        }  # fmt: skip
+        return self._source(architecture, constants)
+
 
 MERGE_THREADS, MERGE_BYTES = 128, 1024
 
 
 def pre_heads(
     x: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, logsumexp: Tensor, where: Rows, *, above: int,
-    owned: int, sizes: plan.WalkSizes | None = None,
+    owned: int, sizes: WalkSizes | None = None,
 ) -> Tensor:  # fmt: skip
     """`out` is exponentials of logits: the convolution of `x` by `taps [H, cq, ck]`, mixed by `mix [H, H]` (out, in).
 
@@ -54,7 +211,7 @@ def pre_heads(
 
 def post_heads(
     x: Tensor, factors: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, where: Rows, *,
-    sizes: plan.WalkSizes | None = None,
+    sizes: WalkSizes | None = None,
 ) -> None:  # fmt: skip
     """`out` is the probabilities of exponentials `x`, convolved by `taps` and mixed by `mix [H, H]` (in, out).
 
@@ -69,7 +226,7 @@ def post_heads(
 
 def rebuild_probabilities(
     x: Tensor, mix: Tensor, convolved: Tensor, out: Tensor, logsumexp: Tensor, where: Rows, *, taps: Tensor,
-    conv: Convolution, sizes: plan.WalkSizes | None = None,
+    conv: Convolution, sizes: WalkSizes | None = None,
 ) -> tuple[Tensor, int]:  # fmt: skip
     """`convolved` is `x` convolved by `taps`, `out` is `exp(mix convolved - logsumexp)`: the forward's probabilities.
 
@@ -91,13 +248,13 @@ def rebuild_probabilities(
 
 def _arguments(
     name: str, x: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, where: Rows,
-    sizes: plan.WalkSizes | None, *, even: bool = False,
+    sizes: WalkSizes | None, *, even: bool = False,
 ) -> tuple[Arguments, WalkConstants, Any]:  # fmt: skip
     """What all of them take, the constants, and tensors to keep until the launch; with `even` tasks or not.
 
     Even tasks are longer, and with these the forward's blocks drift apart.
     """
-    sizes = sizes or plan.walk_sizes(name, capability(x.device) if x.is_cuda else None)
+    sizes = sizes or walk_sizes(name, capability(x.device) if x.is_cuda else None)
     constants = WalkConstants(name, x.dtype, x.shape[1], where.causal, where.documents is not None, conv, sizes)
     arguments, kept = bands.arguments_of(sizes.of_a_head, x, out, taps, where)
     if even:
@@ -124,14 +281,14 @@ def shape_unsupported(
 ) -> str | None:  # fmt: skip
     """Why no GPU whose blocks may have `limit` bytes of shared memory can take so many heads, or None.
 
-    `convolutions` are those of kernels, by the names of these in `plan.WALKS`; `HeadMixings` has "heads".
+    `convolutions` are those of kernels, by the names of these in `WALKS`; `HeadMixings` has "heads".
     """
     if heads > MOST_HEADS:
         return f"{heads} heads are more than the {MOST_HEADS} of the CUDA kernels that mix heads"
     for name, conv in convolutions.items():
         if reason := bands.shape_unsupported(dtype, conv):
             return reason
-        needed = WalkConstants(name, dtype, heads, True, False, conv, plan.WALKS[name]).shared_memory
+        needed = WalkConstants(name, dtype, heads, True, False, conv, WALKS[name]).shared_memory
         if needed > limit:
             return f"{heads} heads and {conv} taps need {needed} bytes of shared memory; a block may have {limit}"
     return None
@@ -146,8 +303,8 @@ class HeadMixings:
 
     def __init__(
         self, pre_mix: Tensor, post_mix: Tensor, taps: Tensor, conv: Convolution, dtype: torch.dtype, batch: int,
-        chunks: Iterable[tuple[int, int]], *, tiles: dict[str, plan.Sizes] | None = None,
-        heads: plan.WalkSizes | None = None,
+        chunks: Iterable[tuple[int, int]], *, tiles: dict[str, Sizes] | None = None,
+        heads: WalkSizes | None = None,
     ) -> None:  # fmt: skip
         """`pre_mix [H, H]` (out, in), `post_mix [H, H]` (in, out), `taps [H, cq, ck]` of the convolution in between.
 
@@ -156,7 +313,7 @@ class HeadMixings:
         """
         self.pre, self.post, self.taps = (x.to(dtype).contiguous() for x in (pre_mix, post_mix, taps))
         self.conv = conv
-        self.tiles, self.heads, self.even = tiles or plan.TILES, heads or plan.WALKS["heads"], heads is None
+        self.tiles, self.heads, self.even = tiles or TILES, heads or WALKS["heads"], heads is None
         count, device = pre_mix.shape[0], pre_mix.device
 
         def parts(*places: int) -> Tensor:
@@ -246,7 +403,7 @@ class HeadMixings:
 def make_tasks_even(arguments: Arguments, constants: WalkConstants, where: Rows, x: Tensor) -> None:
     """Tasks of so many rows of `x [B, H, rows, pitch]` that the last of them end nearly together."""
     last = max(where.first_position + arguments.rows, 1) if where.causal else 0
-    arguments.run = plan.rows_of_even_tasks(
+    arguments.run = rows_of_even_tasks(
         constants.rows_of_task, constants.conv.query_taps, arguments.rows, last, arguments.key_tiles, x.shape[0],
         sm_count(x.device),
     )  # fmt: skip

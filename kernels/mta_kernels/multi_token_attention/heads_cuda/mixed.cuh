@@ -4,7 +4,7 @@
 #pragma once
 #include "walk.cuh"
 
-static_assert(TILES_END == SHARED_BYTES, "as in plan.py");
+static_assert(TILES_END == SHARED_BYTES, "as in heads.py");
 
 DEVICE uint32_t spread_keys() {  // where a lane's two keys go
     const int lane = lane_index();

@@ -1,7 +1,7 @@
 // Stored numbers of all heads, a few keys of a row at a time, from memory into a warp's ring and back.
 //
 // Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEADS, 1 to 16; KEYS of a tile; OPERANDS, 1
-// or 2; CAUSAL, DOCUMENTS; STAGES of the ring; SHARED_BYTES, as plan.py counts them; BLOCKS_AN_SM, for which the compiler
+// or 2; CAUSAL, DOCUMENTS; STAGES of the ring; SHARED_BYTES, as heads.py counts them; BLOCKS_AN_SM, for which the compiler
 // leaves registers. A block is a warp.
 #pragma once
 #include <stored.cuh>
@@ -10,7 +10,7 @@ constexpr int PITCH = KEYS * 2 + 16;  // of a head in the ring
 #include "mixing.cuh"
 
 constexpr int TILE = HEADS * PITCH, STAGE = OPERANDS * TILE;
-static_assert(STAGES * STAGE == SHARED_BYTES, "as in plan.py");
+static_assert(STAGES * STAGE == SHARED_BYTES, "as in heads.py");
 static_assert(KEYS % 16 == 0 && BLOCK % KEYS == 0, "whole tiles");
 
 struct Arguments {

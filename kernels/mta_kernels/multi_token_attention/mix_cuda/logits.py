@@ -6,6 +6,7 @@ import ctypes
 import functools
 from ctypes import c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,14 +14,36 @@ from torch import Tensor
 
 from mta_kernels.allocation import empty
 from mta_kernels.call_memory import keep
+from mta_kernels.conv_attention.hopper import source as hopper
 from mta_kernels.conv_attention.hopper.source import Product
 from mta_kernels.conv_attention.hopper.tensor_maps import has_describable_strides, tensor_map
-from mta_kernels.multi_token_attention.mix_cuda.shapes import shape_unsupported, source
+from mta_kernels.multi_token_attention.rows_cuda import rows
 from mta_kernels.multi_token_attention.rows_cuda.rows import Matrix
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import Source
+from mta_kernels.nvrtc.compiler import Source, headers_in
 from mta_kernels.nvrtc.kernel import SecondKernel, kernel
 from mta_kernels.nvrtc.structures import fields
+
+FOLDER = Path(__file__).parent
+MOST_HEADS, MOST_HEAD_DIM = 16, 128
+
+
+def shape_unsupported(dtype: torch.dtype, heads: int, head_dim: int) -> str | None:
+    """Why no Hopper GPU could, or None."""
+    if dtype != torch.bfloat16:
+        return f"dtype {dtype} is not bfloat16"
+    if heads > MOST_HEADS:
+        return f"{heads} heads are more than {MOST_HEADS}"
+    if head_dim % 16 or not 16 <= head_dim <= MOST_HEAD_DIM:
+        return f"head_dim {head_dim} is not a multiple of 16 up to {MOST_HEAD_DIM}"
+    return None
+
+
+def source(name: str, constants: dict[str, Any], product: hopper.Product) -> Source:
+    """The source of a kernel that uses this product, for sm_90a."""
+    headers = headers_in(hopper.FOLDER, rows.FOLDER, FOLDER) | {"wgmma.cuh": hopper.wgmma_header([product])}
+    return Source(FOLDER / name, "sm_90a", constants, headers)
+
 
 TILE_ROWS, BLOCK_KEYS, STEP_KEYS = 64, 64, 32  # as in logits_layout.cuh
 THREADS, FINISH_THREADS = 32 * 16, 256

@@ -14,7 +14,7 @@ from torch import Tensor
 from mta_kernels.call_memory import keep
 from mta_kernels.conv_attention.hopper.source import Product
 from mta_kernels.conv_attention.hopper.tensor_maps import describable, tensor_map
-from mta_kernels.multi_token_attention.mix_cuda.shapes import shape_unsupported, source
+from mta_kernels.multi_token_attention.mix_cuda.logits import shape_unsupported, source
 from mta_kernels.multi_token_attention.rows_cuda.rows import Matrix
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source

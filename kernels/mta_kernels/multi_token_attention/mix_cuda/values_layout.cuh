@@ -1,6 +1,6 @@
 // What the values kernel is given, how a cluster shares its tile, and what is where in shared memory.
 //
-// Constants come from the compiler's command line (values_plan.py): ELEMENT, HEADS up to 16, HEAD_DIM a multiple of 16 up to
+// Constants come from the compiler's command line (values.py): ELEMENT, HEADS up to 16, HEAD_DIM a multiple of 16 up to
 // 128, CLUSTER blocks that share a tile of ROWS query rows, and how many units of exponentials and stages of values and of
 // planes a block has room for (UNITS, VALUE_STAGES, PLANE_STAGES).
 #pragma once
@@ -34,7 +34,7 @@ constexpr int VALUES_AT = 0, UNITS_AT = VALUES_AT + VALUE_STAGES * VALUES, PLANE
 constexpr int SENT_AT = PLANES_AT + PLANE_STAGES * PLANES;
 constexpr int BARRIERS_AT = SENT_AT + PLANE_STAGES * (CLUSTER - 1) * SENT;
 constexpr int SHARED_END = BARRIERS_AT + 16 * (UNITS + VALUE_STAGES + PLANE_STAGES);
-static_assert(SHARED_END == SHARED_BYTES, "as in values_plan.py");
+static_assert(SHARED_END == SHARED_BYTES, "as in values.py");
 static_assert(UNITS % GROUPS == 0, "the same warps wait for a unit in all phases, none a phase ahead of the others");
 
 struct Arguments {

@@ -24,7 +24,7 @@ constexpr int PRE_AT = ZEROS_AT + ZEROS, POST_AT = PRE_AT + WEIGHT;
 constexpr int OF_WARPS_AT = POST_AT + WEIGHT;                      // pairs [WARPS, PADDED]
 constexpr int OF_BLOCKS_AT = OF_WARPS_AT + WARPS * PADDED * 8;     // pairs [2, CLUSTER, PADDED]
 constexpr int STAGES_AT = (OF_BLOCKS_AT + 2 * CLUSTER * PADDED * 8 + 127) / 128 * 128;
-static_assert(STAGES_AT == FIXED_BYTES, "as in plan.py");
+static_assert(STAGES_AT == FIXED_BYTES, "as in rows.py");
 
 struct Arguments {
     ELEMENT* operands[2];           // [B, HEADS, rows, ld]: scores, and gradients of the mixed probabilities

@@ -21,7 +21,7 @@ from mta_kernels.gpu_limits import has_large_memory
 from mta_kernels.multi_token_attention import stages
 from mta_kernels.multi_token_attention.heads_cuda import HeadMixings, rebuild_probabilities
 from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.multi_token_attention.triton import row_stage
+from mta_kernels.multi_token_attention.triton import band_stage
 from mta_kernels.multi_token_attention.triton.band_stage import ConvolutionGradient, convolution_of, rows_of_chunk
 from mta_kernels.multi_token_attention.triton.chunks import Chunk, chunks
 from mta_kernels.multi_token_attention.triton.heads import mix_heads_backward
@@ -139,7 +139,7 @@ class Stages:
             self.convolve_before(scores, convolved, chunk)
         if self.after is None or self.convolve_after is None:
             given = convolved, grad, pre_mix, post_mix, logsumexp
-            row_stage.mix_rows_backward(*given, self.mixings, chunk, loss_scale)
+            band_stage.mix_rows_backward(*given, self.mixings, chunk, loss_scale)
             use_probabilities(convolved)
             free = convolved
         else:

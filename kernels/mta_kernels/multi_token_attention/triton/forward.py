@@ -15,11 +15,10 @@ from mta_kernels.multi_token_attention import stages
 from mta_kernels.multi_token_attention.heads_cuda.heads import post_heads, pre_heads
 from mta_kernels.multi_token_attention.mix_cuda import keep_logits, mix_values
 from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.multi_token_attention.triton.band_stage import convolution_of, rows_of_chunk
+from mta_kernels.multi_token_attention.triton.band_stage import convolution_of, mix_rows, rows_of_chunk
 from mta_kernels.multi_token_attention.triton.chunks import Chunk, chunks
 from mta_kernels.multi_token_attention.triton.heads import mix_heads
 from mta_kernels.multi_token_attention.triton.products import row_product, rows_of, score_product
-from mta_kernels.multi_token_attention.triton.row_stage import mix_rows
 from mta_kernels.operation import Operation
 from mta_kernels.score_chunks import chunk_rows, halo_rows
 
