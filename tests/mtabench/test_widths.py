@@ -10,7 +10,6 @@ from rich.cells import cell_len
 from rich.text import Text
 from written_runs import case, rounds, write_run
 
-from mta_kernels.operation import Gate, HeadMix, Norm
 from mtabench import tables
 from mtabench.console import make_console, significant
 from mtabench.prose import wrapped
@@ -88,21 +87,6 @@ def test_a_comparison_says_once_what_all_cells_share(at, tmp_path):
     table = [line for line in out.splitlines() if re.match(r"(eager|triton) +[14]k ", line)]
     assert len(table) == 4
     assert all(line.endswith("same") for line in table)
-
-
-def test_steps_that_all_cells_share_are_said_once(at, tmp_path):
-    mixed = replace(case().operation, pre_mix=HeadMix(), post_mix=HeadMix(), norm=Norm())
-    for name in ("base", "head"):
-        gates = (Gate(), Gate(full=True))
-        cells = {replace(case(), operation=replace(mixed, gate=gate)): rounds(1.0) for gate in gates}
-        cells[case(impl="sdpa-flash", taps=None)] = rounds(0.1)
-        write_run(tmp_path / f"{name}.csv", cells, run_id=name)
-    out = at(80, ("compare", "base.csv", "head.csv"))
-    shared = "all cells: fwd, fp32, batch 1, heads 2, head dim 16, mix heads, conv 6x11, norm rms"
-    assert shared in " ".join(out.split())
-    named = [line for line in out.splitlines() if line.startswith("same: ")]
-    assert named == ["same: eager seq 64 gate one", "same: eager seq 64 gate full", "same: sdpa-flash seq 64"]
-    assert out.count("6x11") == 1
 
 
 def test_the_width_of_a_column_is_found_once_and_not_for_each_row(monkeypatch):
