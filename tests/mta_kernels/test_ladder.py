@@ -24,7 +24,7 @@ from mta_ladder import (
     attention_reference,
     cuda_conv,
     cuda_flash,
-    cuda_launch,
+    cuda_unfused,
     rung_unsupported,
     triton_descriptor,
     triton_fmha,
@@ -234,11 +234,11 @@ def test_every_shape_fits_the_shared_memory_of_every_gpu_from_sm_80_on() -> None
 
 SOURCES = [
     *(
-        ("cuda_flash.cu", architecture, cuda_flash.Geometry(dtype, head_dim, head_dim).constants)
+        cuda_flash.Geometry(dtype, head_dim, head_dim).source(architecture)
         for architecture, dtype, head_dim in (("sm_90", FP16, 40), ("sm_80", BF16, 256))
     ),
-    ("cuda_naive.cu", "sm_80", (("ELEMENT", "float"),)),
-    ("cuda_tiled.cu", "sm_80", (("ELEMENT", "Half"),)),
+    cuda_unfused.rung_source("cuda_naive.cu", "sm_80", {"ELEMENT": "float"}),
+    cuda_unfused.rung_source("cuda_tiled.cu", "sm_80", {"ELEMENT": "Half"}),
 ]
 
 
@@ -249,8 +249,8 @@ def test_they_compile_and_flash_spills_nothing() -> None:
     for shape, architecture in ((Shape(FP16, 16, 2, 3), "sm_80"), (Shape(FP32, 16, 1, 2), "sm_90")):
         for name in shape.shared_memory:
             assert compiler.compile_source(shape.source(name, architecture))[0].startswith(b"\x7fELF")
-    for file, architecture, constants in SOURCES:
-        code, words = compiler.compile_source(cuda_launch.source(file, architecture, constants))
+    for source in SOURCES:
+        code, words = compiler.compile_source(source)
         assert code.startswith(b"\x7fELF")
-        spilled = "ptxas info" in words and file == "cuda_flash.cu"
+        spilled = "ptxas info" in words and source.path.name == "cuda_flash.cu"
         assert not spilled or "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in words

@@ -25,7 +25,7 @@ from mta_kernels.multi_token_attention import (
 )
 from mta_kernels.multi_token_attention.decode.plan import choose_splits
 from mta_kernels.multi_token_attention.decode.plan import plan as plan_step
-from mta_kernels.multi_token_attention.decode_cuda import plan as cuda_plan
+from mta_kernels.multi_token_attention.decode_cuda import step as cuda_step
 from mta_kernels.operation import Convolution, Operation
 from mta_kernels.plan import A100, H200, PlannedGpu, plan
 
@@ -272,12 +272,13 @@ def test_steps_that_are_left_to_triton(gpu: PlannedGpu, heads, kv_heads, head_di
 
 
 def test_no_step_needs_more_than_a_block_has() -> None:
-    sizes = itertools.product((8, 12, 16), range(16, cuda_plan.MOST_HEAD_DIM + 1, 16), (False, True))
+    sizes = itertools.product((8, 12, 16), range(16, cuda_step.MOST_HEAD_DIM + 1, 16), (False, True))
     for (heads, head_dim, paged), taps in itertools.product(sizes, ((1, 1), (6, 11), (16, 16))):
         conv = Convolution(*taps, 0)
-        if not cuda_plan.heads_unsupported(Operation(conv, 1.0, post_conv=conv), BF16, heads, heads, head_dim):
-            constants = cuda_plan.StepConstants(BF16, heads, head_dim, paged, conv, True, conv, True)
-            assert max(map(constants.bytes_of, ("keys", "values", "merge"))) <= cuda_plan.SHARED_BYTES
+        if not cuda_step.heads_unsupported(Operation(conv, 1.0, post_conv=conv), BF16, heads, heads, head_dim):
+            constants = cuda_step.StepConstants(BF16, heads, head_dim, paged, conv, True, conv, True)
+            for name in ("keys", "values", "merge"):
+                assert cuda_step.StepKernel(name, constants).shared_memory <= cuda_step.SHARED_BYTES
             assert min(map(constants.stages, ("keys", "values"))) >= 2
 
 
