@@ -7,6 +7,7 @@ import functools
 import re
 import shlex
 import sys
+import time
 from pathlib import Path
 
 import fuzz_kernels
@@ -89,8 +90,10 @@ def test_a_case_alone_is_shown(run) -> None:
 
 @pytest.mark.usefixtures("planted")
 def test_a_failure_has_code_4_and_what_is_typed_to_repeat_it(run, tmp_path) -> None:
-    code, out, _ = run("--seconds", 60, "--cases", 4, "--seed", 1, "--out", "new/totals.csv", *ON_CPU)
+    begun = time.monotonic()
+    code, out, _ = run("--seconds", 300, "--cases", 4, "--seed", 1, "--out", "new/totals.csv", *ON_CPU)
     assert code == 4
+    assert time.monotonic() - begun < 300  # it ends with the last case
     failed, command = re.search(
         r"^FAILED conv-attention eager (?:fwd|bwd): (.*) \| scripts/fuzz_kernels.py (.*)$", out, re.MULTILINE
     ).groups()
@@ -111,7 +114,7 @@ def test_a_failure_has_code_4_and_what_is_typed_to_repeat_it(run, tmp_path) -> N
 def test_another_worker_goes_on_where_one_died(monkeypatch) -> None:
     monkeypatch.setattr(workers, "run_share", fuzz_workers.that_dies)
     ended = {}
-    for message in run_workers(1, (EAGER,), "cpu", jobs=2, seconds=1.5):
+    for message in run_workers(1, (EAGER,), "cpu", jobs=2, seconds=1.0):
         assert message.number not in ended
         ended[message.number] = message.wrong
     assert {number: wrong for number, wrong in ended.items() if wrong} == {

@@ -129,7 +129,9 @@ def tensors(heads: int, head_dim: int = 6) -> list[Tensor]:
 def examples(built: Path) -> list[str]:
     """The Python code of docs/hub.md, for the folder of this test and a CPU."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/hub.md").read_text(), re.DOTALL)
-    return [block.replace("dist/mta-kernels", str(built)).replace('"cuda"', '"cpu"') for block in blocks]
+    for there, here in (("dist/mta-kernels", str(built)), ('"cuda"', '"cpu"'), ("1024", "32")):
+        blocks = [block.replace(there, here) for block in blocks]
+    return blocks
 
 
 @kernels.use_kernel_forward_from_hub("MultiTokenAttention")

@@ -112,7 +112,7 @@ class Follower:
     def run(self, give: Callable[[Ended], None]) -> None:
         """Give what ends."""
         self._give = give
-        while (left := self._left()) > 0:
+        while (left := self._left()) > 0 and next(self._share.numbers(self._number), None) is not None:
             self._begun = time.monotonic()
             reason = self._run_worker(left)
             if reason:
