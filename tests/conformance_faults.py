@@ -236,6 +236,13 @@ BY_FILE = {
         "queries before the window": ("& (tap < QUERY_TAPS) & (held >= 0", "& (tap < QUERY_TAPS"),
         "a share too long": ("top = tl.minimum(start + share", "top = tl.minimum(start + share + 1"),
     },
+    ("[eager: or ([eager and ragged)", f"{OF}reference.py"): {
+        "scores of keys to come": ("        scores = scores.masked_fill(future, 0)\n", "        pass\n"),
+        "a row sees the next key": ("> position[:, None]  # the key", "> position[:, None] + 1  # the key"),
+        "all of a longer history": ("q_history[:, :, -before:]", "q_history[:, :, :before]"),
+        "a document's values": ("k[:, :, at], v[:, :, at],", "k[:, :, at], v[:, :, at] + v[:, :, :1] * 1e-3,"),
+        "a step's mask": ("unseen = column >= lengths.clamp(min=1)", "unseen = column > lengths.clamp(min=1)"),
+    },
     (EAGER, f"{OF_MTA}reference.py"): {
         "the depth's factor": ("(wide.dtype) * factor)", "(wide.dtype))"),
         "the gate's bias": ("bias = None if gate_bias is None else", "bias = None if True else"),

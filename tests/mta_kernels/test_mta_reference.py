@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -182,17 +181,6 @@ def test_the_first_convolution_alone_is_conv_attention(dtype) -> None:
         torch.testing.assert_close(multi_token_attention_reference(q, k, v, pre_conv=weight, **options), want)
 
 
-def test_a_row_knows_nothing_of_later_tokens() -> None:
-    q, k, v = make(1, 4, 2, 12, 8)
-    parts = parts_of(PARTS, 4, 8)
-    want = multi_token_attention_reference(q, k, v, **parts)
-    for x in (q, k, v):
-        x[:, :, 7:] = 100 * torch.randn(8, dtype=torch.float64)
-    got = multi_token_attention_reference(q, k, v, **parts)
-    assert torch.equal(got[:, :, :7], want[:, :, :7])
-    assert not torch.equal(got[:, :, 7:], want[:, :, 7:])
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("causal", [True, False])
 def test_rows_and_chunks_are_rows_of_the_whole(causal, dropout) -> None:
@@ -206,17 +194,6 @@ def test_rows_and_chunks_are_rows_of_the_whole(causal, dropout) -> None:
         chunk = {"q_history": q[:, :, max(0, start - 3) : start]}  # 2 and 3 query taps look back on 3 queries
         got = multi_token_attention_reference(q[:, :, start:], k, v, **options, **chunk)
         torch.testing.assert_close(got, whole[:, :, start:], rtol=1e-12, atol=1e-12)
-
-
-def test_documents_are_separate_calls() -> None:
-    q, k, v = make(1, 4, 2, 14, 8)
-    parts = parts_of(PARTS, 4, 8)
-    bounds = torch.tensor([0, 0, 1, 6, 6, 14])
-    got = multi_token_attention_reference(q, k, v, **parts, cu_seqlens=bounds)
-    for start, stop in pairwise(bounds.tolist()):
-        if start < stop:
-            want = multi_token_attention_reference(*(x[:, :, start:stop] for x in (q, k, v)), **parts)
-            torch.testing.assert_close(got[:, :, start:stop], want)
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(16, 64), (10, 128), (16, 96), (16, 128)])

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mta_kernels.conv_attention import (
     ConvAttention,
-    conv_attention,
     conv_attention_decode,
     conv_attention_reference,
     identity_weight,
@@ -117,19 +113,6 @@ def test_decode_of_each_row_is_the_row_of_the_whole(pad_key: str) -> None:
         torch.testing.assert_close(got[:, :, 0], whole[:, :, length - 1])
 
 
-def test_decode_of_a_ragged_batch() -> None:
-    q, k, v, weight = make(3, 2, 2, 12, 4, (3, 5))
-    whole = conv_attention_reference(q, k, v, weight)
-    lengths = torch.tensor([12, 1, 7])
-    window = torch.zeros(3, 2, 3, 4, dtype=torch.float64)
-    for b, length in enumerate(lengths.tolist()):
-        taken = q[b, :, max(0, length - 3) : length]
-        window[b, :, 3 - taken.shape[1] :] = taken
-    got = conv_attention_decode(window, k, v, weight, lengths=lengths, backend="reference")
-    for b, length in enumerate(lengths.tolist()):
-        torch.testing.assert_close(got[b, :, 0], whole[b, :, length - 1])
-
-
 @pytest.mark.parametrize("pages", [False, True], ids=["contiguous", "paged"])
 def test_gradients_of_a_decode_know_nothing_of_what_lies_beside_a_sequence(pages: bool) -> None:
     """NaN in caches beyond a length, and in the window before the first token."""
@@ -180,41 +163,6 @@ def test_a_sequence_without_tokens_decodes_to_zeros(grad: bool) -> None:
             assert got[1].any() == (lengths[1] > 0)
 
 
-def in_chunks(q, k, v, weight, bounds, **options):
-    """Rows of a prompt that is processed a chunk at a time."""
-    return torch.cat(
-        [
-            conv_attention(
-                q[:, :, start:stop],
-                k[:, :, :stop],
-                v[:, :, :stop],
-                weight,
-                q_history=q[:, :, max(0, start - 7) : start],
-                backend="reference",
-                **options,
-            )
-            for start, stop in pairwise(bounds)
-        ],
-        dim=2,
-    )
-
-
-@pytest.mark.parametrize("pad_key", ["both", "left", "right"])
-@pytest.mark.parametrize("bounds", [range(15), (0, 3, 6, 9, 12, 14), (0, 1, 10, 14)], ids=["ones", "threes", "ragged"])
-def test_chunks_of_a_prompt_are_rows_of_the_whole(bounds, pad_key: str) -> None:
-    q, k, v, weight = make(2, 4, 2, 14, 4, (6, 5))
-    whole = conv_attention_reference(q, k, v, weight, pad_key=pad_key)
-    torch.testing.assert_close(in_chunks(q, k, v, weight, bounds, pad_key=pad_key), whole)
-
-
-def test_last_rows_without_a_mask_are_rows_of_the_whole() -> None:
-    q, k, v, weight = make(1, 2, 1, 14, 4, (4, 5))
-    whole = conv_attention_reference(q, k, v, weight, causal=False)
-    for start in range(14):
-        got = conv_attention_reference(q[:, :, start:], k, v, weight, q_history=q[:, :, :start], causal=False)
-        torch.testing.assert_close(got, whole[:, :, start:])
-
-
 def test_blocks_of_rows_of_a_chunk() -> None:
     q, k, v, weight = make(1, 2, 1, 20, 4, (6, 5))
     chunk = {"q_history": q[:, :, :9]}
@@ -224,22 +172,6 @@ def test_blocks_of_rows_of_a_chunk() -> None:
         torch.testing.assert_close(got, whole[:, :, rows[0] : rows[1]])
     with pytest.raises(ValueError, match="stop <= 11"):
         conv_attention_reference(q[:, :, 9:], k, v, weight, rows=(0, 12), **chunk)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_packed_documents_are_separate_documents(causal: bool, dtype: torch.dtype) -> None:
-    q, k, v, weight = make(1, 4, 2, 20, 4, (6, 5))
-    bounds = [0, 0, 1, 3, 3, 12, 20, 20]
-    got = conv_attention(
-        q, k, v, weight, cu_seqlens=torch.tensor(bounds, dtype=dtype), causal=causal, backend="reference"
-    )
-    for start, stop in pairwise(bounds):
-        if start < stop:
-            document = (x[:, :, start:stop] for x in (q, k, v))
-            torch.testing.assert_close(
-                got[:, :, start:stop], conv_attention_reference(*document, weight, causal=causal)
-            )
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 6, 12, 18, 24])
@@ -266,23 +198,6 @@ def test_gradients_of_the_reference(causal: bool) -> None:
     check(inputs, head_chunk=1)
     q, history = (x.detach().requires_grad_() for x in (q[:, :, 2:], q[:, :, :2]))
     check([q, k, v, weight, history])
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    seq_len=st.integers(1, 12),
-    taps=st.tuples(st.integers(1, 5), st.integers(1, 6)),
-    token=st.integers(0, 11),
-    pad_key=st.sampled_from(["both", "left", "right"]),
-)
-def test_the_future_changes_nothing(seq_len: int, taps: tuple[int, int], token: int, pad_key: str) -> None:
-    q, k, v, weight = make(1, 2, 1, seq_len, 4, taps)
-    token = min(token, seq_len - 1)
-    before = conv_attention(q, k, v, weight, pad_key=pad_key, backend="reference")
-    for x in (q, k, v):
-        x[:, :, token + 1 :] += 3
-    after = conv_attention(q, k, v, weight, pad_key=pad_key, backend="reference")
-    assert torch.equal(before[:, :, : token + 1], after[:, :, : token + 1])
 
 
 def test_identity_weight_has_one_tap_a_head() -> None:
