@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 
 from mta_kernels.conv_attention import (
     ConvAttention,
+    conv_attention,
     conv_attention_decode,
     conv_attention_reference,
     identity_weight,
@@ -113,6 +115,19 @@ def test_decode_of_each_row_is_the_row_of_the_whole(pad_key: str) -> None:
         torch.testing.assert_close(got[:, :, 0], whole[:, :, length - 1])
 
 
+def test_decode_of_a_ragged_batch() -> None:
+    q, k, v, weight = make(3, 2, 2, 12, 4, (3, 5))
+    whole = conv_attention_reference(q, k, v, weight)
+    lengths = torch.tensor([12, 1, 7])
+    window = torch.zeros(3, 2, 3, 4, dtype=torch.float64)
+    for b, length in enumerate(lengths.tolist()):
+        taken = q[b, :, max(0, length - 3) : length]
+        window[b, :, 3 - taken.shape[1] :] = taken
+    got = conv_attention_decode(window, k, v, weight, lengths=lengths, backend="reference")
+    for b, length in enumerate(lengths.tolist()):
+        torch.testing.assert_close(got[b, :, 0], whole[b, :, length - 1])
+
+
 @pytest.mark.parametrize("pages", [False, True], ids=["contiguous", "paged"])
 def test_gradients_of_a_decode_know_nothing_of_what_lies_beside_a_sequence(pages: bool) -> None:
     """NaN in caches beyond a length, and in the window before the first token."""
@@ -204,3 +219,38 @@ def test_identity_weight_has_one_tap_a_head() -> None:
     weight = identity_weight(3, 4, 6, pad_key="left")
     assert weight.sum() == 3
     assert (weight[:, 3, 5] == 1).all()
+
+
+def in_chunks(q, k, v, weight, bounds, **options):
+    """Rows of a prompt that is processed a chunk at a time."""
+    return torch.cat(
+        [
+            conv_attention(
+                q[:, :, start:stop],
+                k[:, :, :stop],
+                v[:, :, :stop],
+                weight,
+                q_history=q[:, :, max(0, start - 7) : start],
+                backend="reference",
+                **options,
+            )
+            for start, stop in pairwise(bounds)
+        ],
+        dim=2,
+    )
+
+
+@pytest.mark.parametrize("pad_key", ["both", "left", "right"])
+@pytest.mark.parametrize("bounds", [range(15), (0, 3, 6, 9, 12, 14), (0, 1, 10, 14)], ids=["ones", "threes", "ragged"])
+def test_chunks_of_a_prompt_are_rows_of_the_whole(bounds, pad_key: str) -> None:
+    q, k, v, weight = make(2, 4, 2, 14, 4, (6, 5))
+    whole = conv_attention_reference(q, k, v, weight, pad_key=pad_key)
+    torch.testing.assert_close(in_chunks(q, k, v, weight, bounds, pad_key=pad_key), whole)
+
+
+def test_last_rows_without_a_mask_are_rows_of_the_whole() -> None:
+    q, k, v, weight = make(1, 2, 1, 14, 4, (4, 5))
+    whole = conv_attention_reference(q, k, v, weight, causal=False)
+    for start in range(14):
+        got = conv_attention_reference(q[:, :, start:], k, v, weight, q_history=q[:, :, :start], causal=False)
+        torch.testing.assert_close(got, whole[:, :, start:])
