@@ -235,7 +235,8 @@ def test_the_action_is_of_the_commit_that_was_installed(mtabench, project, monke
     assert mtabench("ci", "init", "--overwrite", "--runner", "ubuntu-latest", *SWEEP.split())[0] == 0
     assert "runs-on: [ubuntu-latest]\n" in gate.read_text()
     refused(mtabench("ci", "init", *SWEEP.split(), "--cells", "a b.csv"), "cannot stand in a workflow")
-    refused(mtabench("ci", "init", *SWEEP.split(), "--out", "a.csv"), "--out is for one sweep")
+    for option, value in (("--out", "a.csv"), ("--workers", "2")):
+        refused(mtabench("ci", "init", *SWEEP.split(), option, value), f"{option} is for one sweep")
     git(project, "switch", "--quiet", "--detach")
     refused(mtabench("ci", "init", *SWEEP.split()), "has no branch checked out; type git switch main")
     monkeypatch.chdir(project / ".github")

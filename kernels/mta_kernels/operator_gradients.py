@@ -119,8 +119,8 @@ def check_no_tangents_in_kernels(operation: str, backend: str, *arguments: Any) 
 
 def define(name: str, schema: str, fake: Callable[..., Any]) -> torch._ops.OpOverload:
     """The operator `mta::name`; `fake` gives its results without their numbers."""
-    torch.library.define(f"mta::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
-    torch.library.register_fake(f"mta::{name}")(fake)
+    torch.library.define("mta::" + name, schema, tags=torch.Tag.pt2_compliant_tag)
+    torch.library.register_fake("mta::" + name)(fake)
     return getattr(torch.ops.mta, name).default
 
 

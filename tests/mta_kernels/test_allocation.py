@@ -29,7 +29,8 @@ def deterministic() -> Iterator[None]:
 
 def test_nothing_is_filled(deterministic: None) -> None:
     count = 1 << 24  # so many bytes that the system gives new pages, of zeros
-    assert torch.empty(count).isnan().all()
+    filled = torch.empty(count)
+    assert filled.isnan().all()
     like = torch.zeros(1).expand(count)
     assert empty(count).count_nonzero() == 0
     assert empty_like(like, memory_format=torch.contiguous_format).count_nonzero() == 0

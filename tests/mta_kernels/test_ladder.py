@@ -29,7 +29,7 @@ from mta_ladder import (
     triton_descriptor,
     triton_fmha,
 )
-from mta_ladder.cuda_conv.shape import Shape
+from mta_ladder.cuda_conv.shape import ConvKernel, Shape
 from mtabench.static.limits import limits_of
 
 ON_GPU = DEVICE == "cuda"
@@ -248,7 +248,7 @@ def test_they_compile_and_flash_spills_nothing() -> None:
         pytest.skip(reason)
     for shape, architecture in ((Shape(FP16, 16, 2, 3), "sm_80"), (Shape(FP32, 16, 1, 2), "sm_90")):
         for name in shape.shared_memory:
-            assert compiler.compile_source(shape.source(name, architecture))[0].startswith(b"\x7fELF")
+            assert compiler.compile_source(ConvKernel(shape, name, "").source(architecture))[0].startswith(b"\x7fELF")
     for source in SOURCES:
         code, words = compiler.compile_source(source)
         assert code.startswith(b"\x7fELF")

@@ -143,10 +143,6 @@ def test_several_workers_take_less_time_by_the_guess(mtabench):
     assert 0.45 * int(number) <= int(guesses[1].split()[0]) <= 0.65 * int(number)
 
 
-def test_sweeps_in_pairs_take_no_workers(mtabench):
-    refused(mtabench("noise", "fwd", *CPU, "--workers", "2"), "--workers is for one sweep")
-
-
 def test_only_what_is_the_same_may_measure():
     here = {"mtabench": "0.1.0", "git_sha": "abc", "sources": "1", "torch": "2.13.0", "triton": "3.6.0"}
     assert facts.differences(here, here) == ""
