@@ -77,6 +77,13 @@ def test_more_chunks_than_the_scratch_has_room_for(kernels: Kernels, monkeypatch
     kernels.check(inputs(1, 2, 2, 270, 16, (6, 11)), seeds=(4, 11))
 
 
+@of_hopper  # both run the one scheduler
+def test_chunks_wait_until_the_products_of_scratch_are_done(kernels: Kernels, monkeypatch) -> None:
+    """In orders of blocks that find scratch which is overwritten while it is read."""
+    chunks_of(monkeypatch, A_BLOCK)
+    kernels.check(inputs(1, 3, 3, 250, 16, (6, 11)), seeds=(11, 2, 23, 5, 15))
+
+
 @pytest.mark.parametrize("row", [30, 90])
 def test_warpgroups_that_share_scores_agree_on_their_range(kernels: Kernels, row: int) -> None:
     """One long query, orthogonal to all keys: alone, its warpgroup would divide its queries to keep scores in fp16."""
