@@ -221,9 +221,9 @@ class Backends:
 
     def fastest(self, request: Request) -> tuple[Backend | None, str]:
         """The fastest backend that can run a request, or else the reference; and why."""
-        able = self.able(request)
+        ranked = self._ranked(request)
+        able = [backend for backend in ranked if backend.why_not(request) is None]
         if not able:
-            ranked = self._ranked(request)
             refused = [x for x in self.kernels if x in ranked]
             if not refused:
                 return None, "no kernels compute this yet"

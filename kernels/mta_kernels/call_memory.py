@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -65,16 +65,17 @@ class CallMemory(Generic[V]):
 
     def find(self, options: tuple[Any, ...], *tensors: Tensor) -> V | None:
         """The value of a call that was like this one; None for one that must be looked at."""
-        if not may_be_known(tensors[0]) or not SCALARS.issuperset(map(type, options)):
+        if not may_be_known(tensors[0]):
             return None
-        return self.find_known(_key(options, tensors[0]), *tensors)
+        try:
+            kept = self._kept.get(_key(options, tensors[0]), ())
+        except TypeError:  # an option without a hash, with which none is kept
+            return None
+        return _first_like(kept, tensors)
 
     def find_known(self, key: Hashable, *tensors: Tensor) -> V | None:
         """The same by a key, for tensors that `may_be_known`."""
-        for is_like, value in self._kept.get(key, ()):
-            if is_like(*tensors):
-                return value
-        return None
+        return _first_like(self._kept.get(key, ()), tensors)
 
     def keep(self, options: tuple[Any, ...], value: V, *tensors: Tensor) -> None:
         """For calls with these options, if one like it may be known again."""
@@ -89,6 +90,13 @@ class CallMemory(Generic[V]):
     def clear(self) -> None:
         """Forget all of them."""
         self._kept.clear()
+
+
+def _first_like(kept: Iterable[tuple[Callable[..., bool], V]], tensors: tuple[Tensor, ...]) -> V | None:
+    for is_like, value in kept:
+        if is_like(*tensors):
+            return value
+    return None
 
 
 def _key(options: tuple[Any, ...], first: Tensor) -> Hashable:

@@ -124,6 +124,17 @@ def define(name: str, schema: str, fake: Callable[..., Any]) -> torch._ops.OpOve
     return getattr(torch.ops.mta, name).default
 
 
+def like_attention(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    """The output `[B, H, M, D]` and the logsumexp of its rows, float32, without their numbers."""
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def like_newest_row(q_window: Tensor, *others: Any) -> Tensor:
+    """The output `[B, H, 1, D]` of a decode step without its numbers."""
+    batch, heads, _, head_dim = q_window.shape
+    return q_window.new_empty(batch, heads, 1, head_dim)
+
+
 def like_each(*tensors: Tensor | None) -> tuple[Tensor, ...]:
     """Gradients without their numbers: an operator cannot return None, so that of no tensor has no numbers."""
     there = next(x for x in tensors if x is not None)

@@ -23,7 +23,9 @@ from mta_kernels.operator_gradients import (
     call,
     check_no_tangents_in_kernels,
     define,
+    like_attention,
     like_each,
+    like_newest_row,
     register,
     register_with_backward,
 )
@@ -81,24 +83,15 @@ def _operation(weight: Tensor, causal: bool, scale: float, pad: int) -> Operatio
     return Operation(Convolution(query_taps, key_taps, pad), scale, causal)
 
 
-def _like_forward(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
 def _like_backward(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, ...]:
     return like_each(q, k, v, weight)
-
-
-def _like_decode(q_window: Tensor, *options: Any) -> Tensor:
-    batch, heads, _, head_dim = q_window.shape
-    return q_window.new_empty(batch, heads, 1, head_dim)
 
 
 CONV_ATTENTION = define(
     "conv_attention",
     "(Tensor q, Tensor k, Tensor v, Tensor weight, bool causal, float scale, int pad, int head_chunk, Tensor? spans, "
     "str backend) -> (Tensor out, Tensor logsumexp)",
-    _like_forward,
+    like_attention,
 )
 CONV_ATTENTION_BACKWARD = define(
     "conv_attention_backward",
@@ -111,7 +104,7 @@ CONV_ATTENTION_DECODE = define(
     "conv_attention_decode",
     "(Tensor q_window, Tensor k_cache, Tensor v_cache, Tensor weight, Tensor lengths, Tensor? block_table, "
     "float? scale, str pad_key, int splits, str backend) -> Tensor",
-    _like_decode,
+    like_newest_row,
 )
 flop_formulas.count_flops(
     flop_formulas.conv_attention, flop_formulas.conv_attention_backward, flop_formulas.conv_attention_decode

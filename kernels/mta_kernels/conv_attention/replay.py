@@ -59,7 +59,7 @@ def replay_or_call(
         return check(
             q, k, v, weight, q_history, cu_seqlens, causal, scale, pad_key, head_chunk, backend, group
         ).run()  # fmt: skip
-    seen = _seen.find(_options(causal, scale, pad_key, backend, False), q, k, v, weight)
+    seen = _seen.find((causal, scale, pad_key, backend, False, tile_sizes.generation), q, k, v, weight)
     if seen is not None:
         return seen.run(q, k, v, weight)
     return _new_call(check, q, k, v, weight, causal, scale, pad_key, backend)
@@ -72,7 +72,7 @@ def _new_call(
     """A call of tensors unlike any before, unless autocast makes them alike."""
     check_are_tensors(q=q, k=k, v=v, weight=weight)
     cast = under_autocast(q)
-    options = _options(causal, scale, pad_key, backend, cast)
+    options = causal, scale, pad_key, backend, cast, tile_sizes.generation  # what autocast casts to may change
     if cast:
         weight, q, k, v = cast_for_autocast(weight, q, k, v)
         if (seen := _seen.find(options, q, k, v, weight)) is not None:
@@ -84,11 +84,6 @@ def _new_call(
         forward = call.backend.replay and call.backend.replay(call.operation, *tensors)
         _seen.keep(options, Seen(forward, wants_gradient, call.operation, call.backend), *tensors)
     return call.run()
-
-
-def _options(*options: Any) -> tuple[Any, ...]:
-    """The options of a call, whether autocast has cast its tensors, which may change, and which sizes are tuned."""
-    return *options, tile_sizes.generation
 
 
 class _Replayed(torch.autograd.Function):

@@ -18,7 +18,7 @@ from mta_kernels.multi_token_attention.backends import MULTI_TOKEN_ATTENTION as 
 from mta_kernels.multi_token_attention.documents import document_bounds
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_by_numbers, rows_needed_before
 from mta_kernels.operation import Operation
-from mta_kernels.operator_gradients import call, define, like_each, register_with_backward
+from mta_kernels.operator_gradients import call, define, like_attention, like_each, register_with_backward
 
 Numbers = tuple[bool, float, int, int, int, int]  # of an operation: causal, scale, both pads, both counts of groups
 
@@ -47,10 +47,6 @@ def numbers_of(operation: Operation) -> Numbers:
     return operation.causal, operation.scale, *pads, *groups  # type: ignore[return-value]
 
 
-def _like_forward(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
 def _like_backward(*arguments: Any) -> tuple[Tensor, ...]:
     return like_each(*arguments[:7])
 
@@ -60,7 +56,7 @@ _NUMBERS = "bool causal, float scale, int pre_pad, int post_pad, int pre_groups,
 MULTI_TOKEN_ATTENTION = define(
     "multi_token_attention",
     f"({_TENSORS}, {_NUMBERS}, Tensor? documents, str backend) -> (Tensor out, Tensor logsumexp)",
-    _like_forward,
+    like_attention,
 )
 MULTI_TOKEN_ATTENTION_BACKWARD = define(
     "multi_token_attention_backward",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from mta_kernels import flop_formulas
@@ -14,7 +12,13 @@ from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_by_numbers
 from mta_kernels.multi_token_attention.operators import numbers_of
 from mta_kernels.operation import Operation
-from mta_kernels.operator_gradients import check_no_tangents_in_kernels, check_not_mapped, define, register_kernel
+from mta_kernels.operator_gradients import (
+    check_no_tangents_in_kernels,
+    check_not_mapped,
+    define,
+    like_newest_row,
+    register_kernel,
+)
 
 
 def decode_op(
@@ -33,18 +37,13 @@ def decode_op(
     return DECODE(*tensors, lengths, block_table, after.norm_eps, after.depth, scale, *pads, splits, backend.name)
 
 
-def _like_decode(q_window: Tensor, *others: Any) -> Tensor:
-    batch, heads, _, head_dim = q_window.shape
-    return q_window.new_empty(batch, heads, 1, head_dim)
-
-
 DECODE = define(
     "multi_token_attention_decode",
     "(Tensor q_window, Tensor k_cache, Tensor v_cache, Tensor? pre_conv, Tensor? pre_mix, Tensor? post_conv, "
     "Tensor? post_mix, Tensor(a!)? logits, Tensor(b!)? logsumexp, Tensor(c!)? seen, Tensor? norm_weight, "
     "Tensor? gate_weight, Tensor? gate_bias, Tensor lengths, Tensor? block_table, float norm_eps, int? depth, "
     "float scale, int pre_pad, int post_pad, int splits, str backend) -> Tensor",
-    _like_decode,
+    like_newest_row,
 )
 flop_formulas.count_flops(flop_formulas.multi_token_attention_decode)
 
