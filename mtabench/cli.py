@@ -56,11 +56,10 @@ def forward_or_backward(
     options: Annotated[Options, o.Fields(*o.AXES, "causal", "device", "preset", *o.MEASURING)],
     cluster: Annotated[ClusterOptions, o.Fields()],
     output: Annotated[o.SweepOutput, o.Fields()],
-    ranks: o.Ranks = None,
 ) -> int:
     from mtabench.commands.sweep import run
 
-    return run(options, cluster, output, ranks)
+    return run(options, cluster, output)
 
 
 @app.command(epilog=usual_axes("decode"), rich_help_panel="Measure")

@@ -244,14 +244,6 @@ class Comparing:
     overwrite: OverwriteOutputs = False
 
 
-Ranks = Annotated[
-    int | None,
-    Option(
-        **WHOLE,
-        rich_help_panel=PANELS[-1],
-        help="Share each sequence over so many GPUs of this machine, and compare with one of them.",
-    ),
-]
 CsvFiles = Annotated[list[Path], Argument(help="Results files of mtabench.", metavar="CSV...")]
 PlotOut = Annotated[File, Output(*OUT, help="The folder for the charts; NAME-charts beside NAME.csv if not given.")]
 KINDS_OF_CHARTS = sorted(

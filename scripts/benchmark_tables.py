@@ -213,24 +213,6 @@ def counters() -> Iterator[str]:
     return lines(header, found())
 
 
-def ranks() -> Iterator[str]:
-    """A sequence on several GPUs."""
-    rows = read("ranks-2.csv", "ranks-4.csv", seq=131072)
-    header = ("GPUs", "head dim", "tokens", "time", "efficiency", "communication")
-    return lines(
-        header,
-        (
-            (
-                *(row[name] for name in ("ranks", "head_dim", "seq")),
-                time(row),
-                f"{100 * float(row['efficiency']):.1f} %",
-                f"{float(row['communication_ms']):.2g} ms",
-            )
-            for row in rows
-        ),
-    )
-
-
 def noise() -> Iterator[str]:
     """What comparing can detect."""
     header = ("implementation, tokens", "median", "noise of a pair", "`compare`: false alarms", "`ab`", "`ab` detects")
@@ -305,7 +287,6 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "models": models,
     "host-time": host_time,
     "counters": counters,
-    "ranks": ranks,
     "ladder-cpu": columns_of("../cpu/ladder.csv", [(64, 1024), (128, 1024)]),
     "ladder": columns_of("ladder.csv", [(dim, seq) for dim in (64, 128) for seq in (1024, 16384)]),
     "noise": noise,

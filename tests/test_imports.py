@@ -49,7 +49,6 @@ PUBLIC = {
     "mta_kernels",
     "mta_kernels.code_cache",  # the folder of whatever is kept, with what writes there
     "mta_kernels.conv_attention",
-    "mta_kernels.conv_attention.context_parallel",
     "mta_kernels.conv_attention.tile_sizes",
     "mta_kernels.conv_attention.tuner",
     "mta_kernels.multi_token_attention",
@@ -71,7 +70,7 @@ LAYERS = (
     "checking options prediction styles",
     "cluster_options help results transformer",
     "charts dashboard profiling sweeps",
-    "cluster comparing ranks report",
+    "cluster comparing report",
     "commands",
     "cli",
 )

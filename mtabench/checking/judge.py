@@ -108,12 +108,6 @@ class Judge:
         """What judges timed calls of a cell of this problem, whose closure is made by now."""
         return TimedResults(self._inputs, self._oracle, self._restore)
 
-    def last(self, call: Callable[[], Result]) -> str:
-        """Why the result of a call is wrong, v or backward dout being negated, or an empty text."""
-        with self._inputs.negated():
-            check = self._oracle.check(call(), dict.fromkeys(self._oracle.row_tolerances, -1))
-        return "" if check.ok else f"right at first, wrong when called last, inputs being negated: {check.reason}"
-
 
 def results_of(
     closure: Callable[[], Tensor], case: Case, inputs: Inputs, idle: bool = False

@@ -60,12 +60,6 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
         ]
         groups.append((f"{device}, {', '.join([str(dtype), *_shared(rows)])}: {note}", rows))
     placed = [row for _, rows in groups for row in rows]
-    shared = cells["ranks"].notna()
-    if shared.all():
-        raise UsageError(
-            "no cell can be placed: each was measured on several GPUs together, and ceilings are of one; "
-            "`mtabench show` prints how much of the link between them it used"
-        )
     if out is not None and placed:
         write_text(out, _csv_text(placed))
     console = make_console()

@@ -20,7 +20,6 @@ from mtabench.commands.show import print_rows
 from mtabench.console import PipeTolerantWriter, make_console, say, warnings_at_end
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.options import Options, SweepOutput
-from mtabench.ranks.place import plan_over_ranks
 from mtabench.results.outputs import named
 from mtabench.results.results_file import charts_folder, key_of, key_of_row
 from mtabench.results.runs import without_samples
@@ -31,7 +30,7 @@ from mtabench.sweeps.this_process import ThisProcess
 from mtabench.tables import print_prose
 
 
-def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int | None = None) -> int:
+def run(options: Options, asked: ClusterOptions, output: SweepOutput) -> int:
     """Plan and run a sweep; WRONG_RESULT if any of its cells is wrong.
 
     Raises NothingTimedError if none is wrong and none has a time.
@@ -39,12 +38,12 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int
     dry_run = output.dry_run
     if output.resume and output.out is None:
         raise UsageError("--resume needs --out FILE, the results file to complete")
-    plan = any_plan(options, asked.device(options)) if ranks is None else plan_over_ranks(options, ranks, asked)
+    plan = any_plan(options, asked.device(options))
     path = output.out or RESULTS_FOLDER / f"{options.pass_}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv"
     found = check_destination(path, output.resume)
     bare = {key_of_row(row) for row in without_samples(path, found)}  # they cannot be compared
     already = {key: row for row in found if (key := key_of_row(row)) not in bare}
-    with _measuring(asked, ranks, plan, dry_run) as team:
+    with _measuring(asked, plan, dry_run) as team:
         # By now the workers, if there are any, import torch; this process does as well.
         from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings
         from mtabench.sweeps.settings import make_settings
@@ -105,14 +104,8 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput, ranks: int
     return WRONG_RESULT * any_wrong
 
 
-def _measuring(
-    asked: ClusterOptions, ranks: int | None, plan: Plan, dry_run: bool
-) -> AbstractContextManager[ThisProcess]:
-    """What measures the plan: this process, with the ranks or by the workers that were asked for."""
-    if ranks is not None:
-        from mtabench.ranks.team import RankTeam
-
-        return nullcontext(RankTeam(plan, ranks))
+def _measuring(asked: ClusterOptions, plan: Plan, dry_run: bool) -> AbstractContextManager[ThisProcess]:
+    """What measures the plan: this process, or the workers that the options name."""
     if not asked.anything:
         return nullcontext(ThisProcess(plan.options.isolate))
     from mtabench.cluster.team import gathered

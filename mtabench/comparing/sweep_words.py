@@ -20,7 +20,7 @@ from mtabench.sweeps.cells_plan import any_plan
 from mtabench.sweeps.plan import Options, Plan
 
 # What is decided for each process, not typed: the options of a sweep by name, and what they are if not typed.
-DECIDED = {"out": None, "resume": False, "plot": False, "quiet": False} | dict.fromkeys((*NAMES, "ranks"))
+DECIDED = {"out": None, "resume": False, "plot": False, "quiet": False} | dict.fromkeys(NAMES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,7 @@ class Implementation:
     `no_expanded_dout` says why its backward is not checked with dout of one row expanded over all, if it is not.
 
     What `compiles` takes seconds before its first call of a shape. What is `slow_to_compile` is verified at one shape
-    and dtype. Ranks can share a sequence where `ranks_backend` names the backend of `conv_attention` that it is. Its
-    closure is called `within` a context.
+    and dtype. Its closure is called `within` a context.
     """
 
     name: str
@@ -75,7 +74,6 @@ class Implementation:
     interpreted: Callable[[Case], str | None] | None = None
     splits: bool = False
     pages: bool = False
-    ranks_backend: str = ""
     style: Style | None = None
     compiles: bool = False
     slow_to_compile: bool = False

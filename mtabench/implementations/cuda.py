@@ -13,7 +13,6 @@ ENTRIES = (
         summary="fused CUDA kernels for H100 and H200, the convolution as banded products on the tensor cores",
         note="above head dim 128 with the backward of cuda",
         build=partial(conv_attention_by, "hopper"), why_not=partial(backend_why_not, "hopper"),
-        ranks_backend="hopper",
         style=Style("#0072B2", "#4FA3FF", "X", "-"), compiles=True,
         planned=True,
     ),

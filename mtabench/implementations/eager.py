@@ -35,6 +35,6 @@ _eager = partial(
 )  # fmt: skip
 
 ENTRIES = (
-    _eager(order=10, op="conv-attention", build=build, ranks_backend="reference"),
+    _eager(order=10, op="conv-attention", build=build),
     _eager(order=70, op="mta", build=build_mta),
 )

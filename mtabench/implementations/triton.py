@@ -31,7 +31,6 @@ ENTRIES = (
         summary="fused Triton kernels in the expanded form, O(N) memory",
         note="backward keeps scores of 2048 query rows at a time",
         build=partial(conv_attention_by, "triton"), interpreted=partial(backend_why_not, "triton"), splits=True,
-        ranks_backend="triton",
     ),
     _triton(
         order=90, op="mta", work="staged",

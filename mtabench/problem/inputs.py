@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -174,14 +173,6 @@ class Inputs:
             if tensor is not None and bits is not None:
                 unnoticed(tensor).view(INTEGERS[tensor.element_size()]).bitwise_xor_(bits)
 
-    def negate(self) -> None:
-        """Negate, in place, what the result is odd in: dout if there is one, else v and the gate's weight."""
-        sign = torch.iinfo(INTEGERS[self.q.element_size()]).min
-        if self.dout is None:
-            self.flip(values=sign)
-        else:
-            self.flip(dout=sign)
-
     def _everywhere(self, words: str = "") -> Iterator[tuple[str, Inputs]]:
         """These inputs, and those that have the same values elsewhere in memory, each with where that is."""
         yield words, self
@@ -189,15 +180,6 @@ class Inputs:
             yield f"{words} of copies" + f" {number}" * bool(number), stack
         for size, paged in self._paged.items():
             yield from paged._everywhere(f"{words} in pages of {size}")
-
-    @contextmanager
-    def negated(self) -> Iterator[None]:
-        """Within, the result of the same calls is the negated one."""
-        self.negate()
-        try:
-            yield
-        finally:
-            self.negate()
 
 
 def unnoticed(tensor: Tensor) -> Tensor:

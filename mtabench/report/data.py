@@ -25,7 +25,7 @@ COMMAND = re.compile(
     r"mtabench (fwd|bwd|decode|model)"
     r"( --impl ([A-Za-z0-9_][A-Za-z0-9_.:+-]*=)?(\.{0,2}/)?[A-Za-z0-9_][A-Za-z0-9_./+-]*(\.py:[A-Za-z0-9_]+)?"
     r"| --(seq|head-dim|batch|heads|kv-heads|dtype|device|op|mix|conv|post-conv|norm|gate|splits|page-size"
-    r"|timer|cache|rounds|time-limit|cell-timeout|seed|ranks|mode|layers|dim|attention) [A-Za-z0-9][A-Za-z0-9_.+/-]*"
+    r"|timer|cache|rounds|time-limit|cell-timeout|seed|mode|layers|dim|attention) [A-Za-z0-9][A-Za-z0-9_.+/-]*"
     r"| --(causal|no-causal|isolate))*"
 )
 

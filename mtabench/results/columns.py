@@ -263,15 +263,6 @@ TABLE: tuple[ResultColumn, ...] = (
         value=lambda cell: cell.facts.environment.get("worker"),
         shown=Shown("worker", "", 9, lambda row: shown.cut(row["worker"]), right=False),
     ),
-    ResultColumn("ranks", "of a sweep with `--ranks`, the GPUs that share a sequence", COUNT, since=2),
-    ResultColumn(
-        "efficiency", "of such a sweep, the time of one GPU over theirs times their number", NUMBER, since=2,
-        shown=Shown("efficiency", "%", 2, number("efficiency", factor=100), place=3),
-    ),
-    ResultColumn("link_gbytes_s", "measured rate from rank to rank", NUMBER, "GB/s", since=2),
-    ResultColumn(
-        "communication_ms", "time of what a rank sends in a call, at that rate", NUMBER, "ms", since=2
-    ),
     _environment("driver", "version of the GPU's driver"),
     _environment("cuda", "version of CUDA", heading="CUDA"),
     _environment("torch", "version of PyTorch"),

@@ -1,4 +1,4 @@
-"""What measures a sweep: the process of the command itself; ranks and workers stand in its place."""
+"""What measures a sweep: the process of the command itself; workers stand in its place."""
 
 from __future__ import annotations
 

@@ -177,7 +177,6 @@ def test_ctrl_c_keeps_what_ended(mtabench, processes, repository):
         (("--base", "HEAD", "fwd", "--seq", "many"), "--seq"),
         (("--base", "HEAD", "fwd", "--resume"), "--resume is for one sweep"),
         (("--base", "HEAD", "fwd", "--plot"), "--plot is for one sweep"),
-        (("--base", "HEAD", "fwd", "--ranks", "2"), "--ranks is for one sweep"),
         (("--base", "HEAD", "--pairs", "1", *SWEEP), "--pairs is 1; it must be 2 or more"),
         (("--base", "HEAD", "--threshold", "2", *SWEEP), "expected a percentage"),
         (("--base", "HEAD", "--junit", "out/base.csv", "--out", "out", *SWEEP), "is one of the files that are read"),

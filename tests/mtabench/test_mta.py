@@ -17,13 +17,11 @@ from mtabench.checking.judge import Judge
 from mtabench.checking.oracle import Check, Oracle
 from mtabench.checking.verify import EVERY_STEP, FINISHED, CheckFilter, run_checks
 from mtabench.cli import app
-from mtabench.cluster_options import ClusterOptions
 from mtabench.errors import UsageError
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import FINISHERS, MIXERS, make_inputs
 from mtabench.problem.operations import gate_of, make_operation
 from mtabench.problem.work import executed_flops, useful_flops
-from mtabench.ranks.place import plan_over_ranks
 from mtabench.registry import implementation_of
 from mtabench.report.data import COMMAND
 from mtabench.results.result_view import make_view
@@ -75,11 +73,6 @@ class TestPlan:
     def test_a_norm_alone_is_no_plain_attention(self):
         cells = plan(op="mta", mix="none", conv="none", norm="rms", impl="eager,sdpa-flash").cases
         assert [(one.op, one.steps) for one in cells] == [("mta", "norm rms"), ("attention", "")]
-
-    def test_ranks_share_conv_attention_alone(self):
-        options = Options("fwd", op="mta", impl="eager", device="cpu", seq="32")
-        with pytest.raises(UsageError, match="conv attention alone; leave out --op mta"):
-            plan_over_ranks(options, 2, ClusterOptions())
 
     @pytest.mark.parametrize(
         ("options", "sentence"),

@@ -25,7 +25,7 @@ from mtabench.cli import app
 from mtabench.errors import UsageError
 from mtabench.problem.axes import parse_page_sizes
 from mtabench.problem.case import Case
-from mtabench.problem.inputs import make_inputs
+from mtabench.problem.inputs import INTEGERS, make_inputs
 from mtabench.problem.operations import make_operation
 from mtabench.registry import implementation_of
 from mtabench.report.data import COMMAND
@@ -129,9 +129,11 @@ class TestInputs:
         assert copy.k.data_ptr() != paged.k.data_ptr()
         places = paged.k.data_ptr(), paged.v.data_ptr(), paged.block_table.data_ptr()
         first = paged.v.clone()
-        with inputs.negated():
-            assert torch.equal(paged.v[1:].nan_to_num(), -first[1:].nan_to_num())
-            assert torch.equal(copy.v[1:].nan_to_num(), -first[1:].nan_to_num())
+        sign = torch.iinfo(INTEGERS[inputs.v.element_size()]).min
+        inputs.flip(values=sign)
+        assert torch.equal(paged.v[1:].nan_to_num(), -first[1:].nan_to_num())
+        assert torch.equal(copy.v[1:].nan_to_num(), -first[1:].nan_to_num())
+        inputs.flip(values=sign)
         inputs.k[1, :, 39] = 7
         paged.v.zero_()
         paged.block_table.zero_()

@@ -101,7 +101,7 @@ def test_hostile_texts_are_text_in_markdown_and_no_command_of_them_is_offered(mt
 
 def test_commands_that_mtabench_writes_are_offered(tmp_path):
     path = measured(tmp_path / "a.csv")
-    options = "--timer cpu --cache warm --rounds 3 --time-limit 2.5 --cell-timeout 90 --isolate --ranks 2"
+    options = "--timer cpu --cache warm --rounds 3 --time-limit 2.5 --cell-timeout 90 --isolate"
     path.write_text(path.read_text().replace("--causal\n", f"--causal {options}\n"))
     assert all(command_of(row).endswith(options) for row in read_file(path).rows())
 

@@ -43,7 +43,7 @@ DOCUMENTED_COLUMNS = (
     "conv_k, causal, splits, splits_used, status, reason, rounds, samples, median_ms, p10_ms, p90_ms, ci95_low_ms, "
     "ci95_high_ms, baseline, speedup, useful_tflops, executed_tflops, gbytes_s, fraction_of_roofline, "
     "peak_memory_mb, rel_error, timer, cache, sm_clock_mhz, throttled, energy_j, tokens_per_joule, ci_target, "
-    "run_delay, read_gbytes_s, device, worker, ranks, efficiency, link_gbytes_s, communication_ms, driver, cuda, "
+    "run_delay, read_gbytes_s, device, worker, driver, cuda, "
     "torch, triton, mtabench, git_sha, git_dirty, repro"
 )
 

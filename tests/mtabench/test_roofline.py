@@ -40,12 +40,6 @@ def test_times_that_did_not_settle_are_marked(mtabench):
     assert f"~ {count} of 60 times did not settle: the 95 % interval is wider than ±0.5 %" in " ".join(out.split())
 
 
-def test_cells_of_several_gpus_are_told_that_no_ceilings_help(mtabench):
-    result = mtabench("roofline", RESULTS / "ranks-2.csv")
-    refused(result, "each was measured on several GPUs together, and ceilings are of one")
-    assert "--measure" not in result[2]
-
-
 def test_counted_bytes_come_before_those_of_the_plan():
     one = standing(CELL, 1.0, 1e9, 1000.0, counted_bytes=5e9)
     assert one.own_roof_ms == pytest.approx(5.0)

@@ -1,1 +1,0 @@
-"""Cells whose sequence is shared by ranks, a process and a GPU each: `mtabench fwd --ranks 2`."""
