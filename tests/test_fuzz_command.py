@@ -159,7 +159,6 @@ CHANGES = {
     "multi_token_attention/decode/keys.py": {"mta decode"},
     "nvrtc/common.cuh": {"conv-attention", "conv-attention decode", "mta", "mta decode"},
     "gpu_limits.py": {"conv-attention", "conv-attention decode", "mta", "mta decode"},
-    "conv_attention/context_parallel/attention.py": set(),
 }
 
 

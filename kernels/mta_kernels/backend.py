@@ -28,7 +28,6 @@ class Request(NamedTuple):
     head_dim: int
     gradients: bool = False
     decode: tuple[Tensor, Tensor, Tensor] | None = None  # q_window and the caches of keys and values
-    over_ranks: bool = False
     key_rows: int = 0  # N, by which the choice differs where it was tuned
     heads: int = 0  # of the queries; multi-token attention alone has limits of them
     dropout: float = 0.0  # the share of mixed probabilities that are dropped
@@ -86,7 +85,6 @@ class Backend:
     - `replay(operation, q, k, v, weight)`: the launches for tensors like these, or None.
     - `replay_backward(operation, q, k, v, weight, out, grad_out)`: the same of the backward, a function of q, k, v,
       weight, out, logsumexp and grad_out that gives the gradients, each in the dtype of what it is the gradient of.
-    - `tiles(head_chunk)`: what computes a tile of a sequence that ranks share, a `context_parallel.ring.Tiles`.
 
     Of the whole multi-token attention, whose `mixers` are a `Mixers` with dense mixings:
     - `forward(operation, q, k, v, mixers, *, documents=None)`: out, and the natural logarithm of the sum of the
@@ -111,7 +109,6 @@ class Backend:
     decode: Callable[..., Tensor] | None = None
     replay: Callable[..., ForwardReplay | None] | None = None
     replay_backward: Callable[..., Callable[..., tuple[Tensor, ...]]] | None = None
-    tiles: Callable[[int], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -189,13 +186,8 @@ class Backends:
         kernels = self.named(name)
         if kernels is None:
             return None
-        if request.over_ranks and kernels.tiles is None:
-            raise ValueError(
-                f"backend {name!r} does not share a sequence over ranks: its kernels give no part of a softmax; "
-                f"use {self._instead(kernels, [x for x in self.kernels if x.tiles])}"
-            )
         if request.decode is not None and kernels.decode is None:
-            able = [x for x in self.kernels if x.decode and (x.tiles or not request.over_ranks)]
+            able = [x for x in self.kernels if x.decode]
             raise ValueError(f"backend {name!r} has no decode; use {self._instead(kernels, able)}")
         check_can_run(kernels, request)
         return kernels

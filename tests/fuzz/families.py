@@ -10,7 +10,6 @@ from pathlib import Path
 
 KERNELS = Path(__file__).parents[2] / "kernels/mta_kernels"
 FOLDERS = {"conv-attention": ("conv_attention",), "mta": ("conv_attention", "multi_token_attention")}
-NEVER = "context_parallel"  # which no case runs
 IN_ALL = "backend.py"  # which names the kernels of all passes, be it in a folder of one
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
@@ -26,7 +25,7 @@ def source_hashes(kernels: Path = KERNELS) -> dict[str, str]:
     code = {
         file.relative_to(kernels).as_posix(): _code(file)
         for file in sorted(kernels.rglob("*"))
-        if file.suffix in (".py", ".cu", ".cuh") and NEVER not in file.as_posix()
+        if file.suffix in (".py", ".cu", ".cuh")
     }
     found = {}
     for op, folders in FOLDERS.items():

@@ -91,10 +91,10 @@ def test_a_backend_that_cannot_run_or_is_unknown_is_passed_over(monkeypatch):
     assert taken() == "triton"
 
 
-def test_neither_ranks_nor_a_decode_are_tuned(monkeypatch):
+def test_a_decode_is_not_tuned(monkeypatch):
     run_on(monkeypatch, "hopper", "cuda", "triton")
     tuned("triton")
-    assert (taken(), taken(over_ranks=True)) == ("triton", "hopper")
+    assert taken() == "triton"
     cache = torch.empty(1, 2, 8, 64, dtype=BF16)
     assert taken(decode=(cache.repeat(1, 2, 1, 1), cache, cache)) == "cuda"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,11 @@ from mta_kernels.conv_attention.arguments import (
     check_count,
     check_floating_point,
     check_scale,
-    check_shared_cache,
     check_splits,
-    check_whole_sequence,
     under_autocast,
     wants_gradient,
 )
 from mta_kernels.conv_attention.backends import CONV_ATTENTION
-from mta_kernels.conv_attention.choice import is_shared
 from mta_kernels.conv_attention.operators import conv_attention_decode_op, conv_attention_op
 from mta_kernels.conv_attention.reference import (
     check_decode_arguments,
@@ -33,9 +30,6 @@ from mta_kernels.conv_attention.reference import (
 )
 from mta_kernels.conv_attention.replay import Call, replay_or_call
 from mta_kernels.operation import Operation, key_padding
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 
 def conv_attention(
@@ -51,7 +45,6 @@ def conv_attention(
     pad_key: str = "both",
     head_chunk: int | None = None,
     backend: str = "auto",
-    group: ProcessGroup | None = None,
 ) -> Tensor:
     """Multi-Token Attention (arXiv 2504.00927): attention whose scores are convolved before the softmax.
 
@@ -67,9 +60,6 @@ def conv_attention(
       be empty. It starts at 0 and ends at N, which is checked on a CPU alone: nothing waits for a GPU.
     - `head_chunk` query heads are worked on at a time, which bounds the memory; it divides the heads that share a KV
       head, or is a multiple of them. Hopper's forward has next to no scratch and works on all heads at once.
-    - With `group` the ranks of a process group share the sequence: every rank of it calls this with its rows of q, k
-      and v, as `context_parallel.shard_sequence` gives them, M = N, and gets its rows of the result. The weight is the
-      same on all ranks, and its gradient the sum over them. Without q_history and cu_seqlens.
 
     `backend` is "auto" (`explain` says which that is), "reference", "triton", "hopper" (H100 and H200) or "cuda" (any
     NVIDIA GPU from sm_80 on), the last two in float16 and bfloat16; a named one never falls back, and `unsupported`
@@ -81,14 +71,12 @@ def conv_attention(
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run, and
     RuntimeError for a derivative that the backend does not have.
     """
-    return replay_or_call(
-        _checked, q, k, v, weight, q_history, cu_seqlens, causal, scale, pad_key, head_chunk, backend, group
-    )
+    return replay_or_call(_checked, q, k, v, weight, q_history, cu_seqlens, causal, scale, pad_key, head_chunk, backend)
 
 
 def _checked(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, q_history: Tensor | None, cu_seqlens: Tensor | None, causal: bool,
-    scale: float | None, pad_key: str, head_chunk: int | None, backend: str, group: ProcessGroup | None,
+    scale: float | None, pad_key: str, head_chunk: int | None, backend: str,
 ) -> Call:  # fmt: skip
     """A call of `conv_attention`, which raises ValueError or TypeError unless its arguments fit."""
     check_are_tensors(q=q, k=k, v=v, weight=weight, q_history=q_history, cu_seqlens=cu_seqlens)
@@ -97,20 +85,12 @@ def _checked(
     head_chunk = as_int(head_chunk)
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
     check_scale(scale)
-    head_dim, shared = q.shape[3], is_shared(group)
+    head_dim = q.shape[3]
     operation = Operation.of(weight.shape[1:], head_dim, causal=causal, scale=scale, pad_key=pad_key)
     gradients = wants_gradient(q, k, v, weight, q_history)
-    request = Request(operation, q.device, q.dtype, head_dim, gradients, over_ranks=shared, key_rows=k.shape[2])
+    request = Request(operation, q.device, q.dtype, head_dim, gradients, key_rows=k.shape[2])
     kernels, _ = CONV_ATTENTION.choose(backend, request)
     extras: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens, "head_chunk": head_chunk}
-    if group is not None and shared:
-        from mta_kernels.conv_attention.context_parallel.attention import conv_attention_over_ranks
-
-        check_whole_sequence(q, k, q_history, cu_seqlens)
-        name = kernels.name if kernels else "reference"
-        shared_options: dict[str, Any] = {"group": group, "head_chunk": head_chunk, "backend": name}
-        run = partial(conv_attention_over_ranks, operation, q, k, v, weight, **shared_options)
-        return Call(operation, kernels, run)
     if kernels is None:
         extras |= {"causal": causal, "scale": scale, "pad_key": pad_key}
         return Call(operation, None, partial(conv_attention_reference, q, k, v, weight, **extras))
@@ -129,7 +109,6 @@ def conv_attention_decode(
     backend: str = "auto",
     splits: int | str = "auto",
     block_table: Tensor | None = None,
-    group: ProcessGroup | None = None,
 ) -> Tensor:
     """One decode step: the newest row of causal conv attention, `[B, Hq, 1, D]`, from the KV cache.
 
@@ -143,9 +122,6 @@ def conv_attention_decode(
     whose last stride is 1) or "cuda" (any NVIDIA GPU from sm_80 on, float16 and bfloat16); `splits`, the programs that
     share the keys of a head, is for the last two. Derivatives through those two raise RuntimeError, the reference is
     differentiable; nothing waits for the device.
-    With `group` the ranks of a process group share the caches: each holds the positions that
-    `context_parallel.cache_positions` says, contiguous and not in pages; all else, and the result, is the same on every
-    rank, and has no gradient.
     Raises ValueError or TypeError as `conv_attention`.
     """
     check_are_tensors(
@@ -157,23 +133,16 @@ def conv_attention_decode(
     splits = as_int(splits)
     check_splits(splits)
     check_scale(scale)
-    head_dim, shared = q_window.shape[3], is_shared(group)
+    head_dim = q_window.shape[3]
     operation = Operation.of(weight.shape[1:], head_dim, scale=scale, pad_key=pad_key)
     tensors = q_window, k_cache, v_cache
     options: dict[str, Any] = {
         "lengths": lengths, "scale": operation.scale, "pad_key": pad_key, "block_table": block_table
     }  # fmt: skip
-    request = Request(operation, q_window.device, q_window.dtype, head_dim, decode=tensors, over_ranks=shared)
+    request = Request(operation, q_window.device, q_window.dtype, head_dim, decode=tensors)
     kernels, _ = CONV_ATTENTION.choose(backend, request)
     if kernels is None and splits != "auto":
         raise ValueError(f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'")
-    if shared:
-        from mta_kernels.conv_attention.context_parallel.decode import conv_attention_decode_over_ranks
-
-        check_shared_cache(block_table, q_window, k_cache, v_cache, weight)
-        name = kernels.name if kernels else "reference"
-        shared_options: dict[str, Any] = {"group": group, "lengths": lengths, "backend": name, "splits": splits}
-        return conv_attention_decode_over_ranks(operation, *tensors, weight, **shared_options)
     if kernels is None:
         return conv_attention_decode_reference(*tensors, weight, **options)
     return conv_attention_decode_op(*tensors, weight, splits=splits, backend=kernels, **options)
@@ -250,15 +219,14 @@ class ConvAttention(nn.Module):
         *,
         q_history: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
-        group: ProcessGroup | None = None,
     ) -> Tensor:
         """`[B, heads, M, D]`, as `conv_attention`.
 
-        `q_history` is for a chunk of a prompt, `cu_seqlens` for documents, `group` for a sequence shared by ranks.
+        `q_history` is for a chunk of a prompt, `cu_seqlens` for documents.
         """
         return conv_attention(
             q, k, v, self.weight, q_history=q_history, cu_seqlens=cu_seqlens, causal=self.causal, scale=self.scale,
-            pad_key=self.pad_key, head_chunk=self.head_chunk, backend=self.backend, group=group,
+            pad_key=self.pad_key, head_chunk=self.head_chunk, backend=self.backend,
         )  # fmt: skip
 
     def extra_repr(self) -> str:

@@ -375,38 +375,6 @@ def head_parts(heads: int, kv_heads: int, head_chunk: int) -> list[tuple[slice, 
     ]
 
 
-def check_whole_sequence(q: Tensor, k: Tensor, q_history: Tensor | None, cu_seqlens: Tensor | None) -> None:
-    """Raise ValueError unless q and k are the same rows of one sequence, as ranks that share it hold them."""
-    if q_history is not None or q.shape[2] != k.shape[2]:
-        given = "no q_history" if q_history is None else "a q_history"
-        raise ValueError(
-            f"q has {q.shape[2]} rows, k {k.shape[2]}, and there is {given}, but ranks of a group share a whole "
-            "sequence: give as many rows of q as of k, those of shard_sequence, and no q_history"
-        )
-    if cu_seqlens is not None:
-        raise ValueError(
-            "cu_seqlens and group are both given; ranks share one sequence, not packed documents: "
-            "leave out one of them, or give each rank documents of its own"
-        )
-
-
-def check_shared_cache(
-    block_table: Tensor | None, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor
-) -> None:
-    """Raise unless ranks can share these caches: contiguous ones, and nothing that a gradient is wanted of."""
-    if block_table is not None:
-        raise ValueError(
-            "block_table and group are both given; ranks share contiguous caches: "
-            "give k_cache and v_cache [batch, KV heads, positions of this rank, head_dim] without it"
-        )
-    if wants_gradient(q_window, k_cache, v_cache, weight):
-        raise RuntimeError("conv_attention_decode with group is not differentiable; call it under torch.no_grad()")
-    check_no_tangents(
-        "conv_attention_decode with group", "backend='reference' without group has them",
-        q_window, k_cache, v_cache, weight,
-    )  # fmt: skip
-
-
 def check_block_table(block_table: Tensor, q_window: Tensor, k_cache: Tensor) -> None:
     """Raise ValueError unless `block_table` and the size of the cache's pages fit."""
     batch, page_size = q_window.shape[0], k_cache.shape[2]

@@ -28,7 +28,7 @@ class BackendConfig:
 def _measured(able: Sequence[Backend], request: Request) -> tuple[Backend, str]:
     """Of backends the one that `mtabench tune` found to be the fastest on this model of GPU, or else the first."""
     taps, head_dim = request.operation.conv.taps, request.head_dim
-    if request.decode is not None or request.over_ranks or not is_static(head_dim, *taps):
+    if request.decode is not None or not is_static(head_dim, *taps):
         return able[0], FASTEST
     key_rows = request.key_rows if is_static(request.key_rows) else LONGEST
     shape = request.dtype, head_dim, taps, request.operation.causal, key_rows

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -19,9 +17,6 @@ from mta_kernels.conv_attention.arguments import (
 )
 from mta_kernels.conv_attention.backends import CONV_ATTENTION
 from mta_kernels.operation import Operation
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 
 def unsupported(
@@ -59,7 +54,6 @@ def explain(
     causal: bool = True,
     backend: str = "auto",
     decode: bool = False,
-    group: ProcessGroup | None = None,
 ) -> Choice:
     """Which backend `conv_attention`, or `conv_attention_decode`, takes for these arguments, and why.
 
@@ -74,17 +68,7 @@ def explain(
     check_weight(weight, q.shape[1], asked)
     request = Request(
         _with_taps(weight.shape[-2], weight.shape[-1], causal), q.device, autocast_dtype(q), q.shape[-1],
-        wants_gradient(q, k, v, weight), (q, k, v) if decode else None, is_shared(group), k.shape[2],
+        wants_gradient(q, k, v, weight), (q, k, v) if decode else None, k.shape[2],
     )  # fmt: skip
     kernels, reason = CONV_ATTENTION.choose(backend, request)
     return Choice("reference" if kernels is None else kernels.name, reason)
-
-
-def is_shared(group: ProcessGroup | None) -> bool:
-    """Whether there are other ranks to work with; raises TypeError for what is no process group."""
-    if group is None:
-        return False
-    from mta_kernels.conv_attention.context_parallel.attention import check_group
-
-    check_group(group)
-    return group.size() > 1

@@ -52,13 +52,10 @@ _seen_backward: CallMemory[Callable[..., tuple[Tensor, ...]]] = CallMemory()  # 
 def replay_or_call(
     check: Callable[..., Call], q: Tensor, k: Tensor, v: Tensor, weight: Tensor, q_history: Tensor | None,
     cu_seqlens: Tensor | None, causal: bool, scale: float | None, pad_key: str, head_chunk: int | None, backend: str,
-    group: Any,
 ) -> Tensor:  # fmt: skip
     """What `check(q, k, v, ...).run()` gives, arguments as those of `conv_attention`: by a replay if there is one."""
-    if q_history is not None or cu_seqlens is not None or head_chunk is not None or group is not None:
-        return check(
-            q, k, v, weight, q_history, cu_seqlens, causal, scale, pad_key, head_chunk, backend, group
-        ).run()  # fmt: skip
+    if q_history is not None or cu_seqlens is not None or head_chunk is not None:
+        return check(q, k, v, weight, q_history, cu_seqlens, causal, scale, pad_key, head_chunk, backend).run()
     seen = _seen.find((causal, scale, pad_key, backend, False, tile_sizes.generation), q, k, v, weight)
     if seen is not None:
         return seen.run(q, k, v, weight)
@@ -77,7 +74,7 @@ def _new_call(
         weight, q, k, v = cast_for_autocast(weight, q, k, v)
         if (seen := _seen.find(options, q, k, v, weight)) is not None:
             return seen.run(q, k, v, weight)
-    call = check(q, k, v, weight, None, None, causal, scale, pad_key, None, backend, None)
+    call = check(q, k, v, weight, None, None, causal, scale, pad_key, None, backend)
     tensors = q, k, v, weight
     if call.backend is not None and is_cacheable(*tensors):
         wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

@@ -62,8 +62,6 @@ def rank(request: Request) -> int | None:
 
     Decode: where query heads share KV heads, or where the numbers of a key do not lie side by side.
     """
-    if request.over_ranks:
-        return None
     if request.decode is None:
         return 2 if _pays(request) else 4
     q, k, _ = request.decode

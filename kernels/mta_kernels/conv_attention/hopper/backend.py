@@ -25,15 +25,7 @@ def why_not(request: Request) -> str | None:
         absent(request.device)
         or platform_unsupported(request.device)
         or shape_unsupported(request.dtype, request.head_dim, *request.operation.conv.taps)
-        or _tiles_unsupported(request)
     )
-
-
-def _tiles_unsupported(request: Request) -> str | None:
-    """Why not gradients of a sequence that ranks share, or None."""
-    if request.over_ranks and request.gradients and request.head_dim > MAX_BACKWARD_HEAD_DIM:
-        return f"head_dim {request.head_dim} has no backward over ranks here, which goes up to {MAX_BACKWARD_HEAD_DIM}"
-    return None
 
 
 @cached_constant
@@ -66,13 +58,7 @@ def _replay_backward(operation: Operation, q: Tensor, *tensors: Any) -> Callable
     return backward.launches_for(operation, q, *tensors).gradients
 
 
-def _tiles(head_chunk: int) -> Any:
-    from mta_kernels.conv_attention.context_parallel.fused import HopperTiles
-
-    return HopperTiles(head_chunk)
-
-
 HOPPER = Backend(
     "hopper", why_not, rank, forward.conv_attention_forward, _backward,
-    replay=forward.launches_for, replay_backward=_replay_backward, tiles=_tiles,
+    replay=forward.launches_for, replay_backward=_replay_backward,
 )  # fmt: skip

@@ -72,7 +72,7 @@ def rank(request: Request) -> int:
 
 def _decodes_few_keys(request: Request) -> bool:
     """Whether a step on short caches, whose heads are shared by a few query heads, is the faster here."""
-    if request.decode is None or request.over_ranks:
+    if request.decode is None:
         return False
     q, k, _ = request.decode
     group = q.shape[1] // k.shape[1]
@@ -113,10 +113,4 @@ def _decode(operation: Operation, q_window: Tensor, *tensors: Tensor, **options:
         return conv_attention_decode(operation, q_window, *tensors, **options)
 
 
-def _tiles(head_chunk: int) -> Any:
-    from mta_kernels.conv_attention.context_parallel.fused import TritonTiles
-
-    return TritonTiles(head_chunk)
-
-
-TRITON = Backend("triton", why_not, rank, _forward, _backward, _decode, tiles=_tiles)
+TRITON = Backend("triton", why_not, rank, _forward, _backward, _decode)
