@@ -116,21 +116,6 @@ def env(
     return run(device, measure, out, json)
 
 
-@app.command(rich_help_panel="Measure")
-def tune(
-    options: Annotated[
-        Options, o.Fields("seq", "head_dim", "conv", *o.SHAPE, "dtype", "causal", "preset", conv=o.TAPS)
-    ],
-    passes: o.Passes = "fwd,bwd,decode",
-    out: o.TunedOut = None,
-) -> int:
-    """Choose Triton's tile sizes and the backend of "auto" by timing. Calls look the choice up; none tunes."""
-    check_axes(options)
-    from mtabench.commands.tune import run
-
-    return run(passes, options, out)
-
-
 @app.command(rich_help_panel="Understand")
 def profile(
     options: Annotated[Options, o.Fields(*o.AXES, "causal", *o.DECODE, "device", "preset")],

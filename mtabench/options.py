@@ -258,10 +258,6 @@ ChartKinds = Annotated[
 ]
 Themes = Annotated[Names, Option(help="light, dark or both: light,dark. A dark chart is called NAME-dark.")]
 Formats = Annotated[Names, Option(help="png, svg or both: png,svg.")]
-Passes = Annotated[Names, Option("--pass", **_some_of(lambda: KERNEL_PASSES), help="One or more of fwd,bwd,decode.")]
-TunedOut = Annotated[
-    File, Output(*OUT, help="The JSON file to add to; the one in your cache that kernels read if not given.")
-]
 PassName = Annotated[str, Argument(**_one_of(KERNEL_PASSES), help="fwd, bwd or decode.", metavar="PASS")]
 ProfiledPass = Annotated[Text, Argument(**_one_of(KERNEL_PASSES), help="fwd, bwd or decode.", metavar="[PASS]")]
 Tools = Annotated[Texts, Option(help="Profilers, one or more of trace,ncu; those that can be had here if not given.")]

@@ -13,7 +13,6 @@ from functools import partial
 
 import torch
 
-from mta_kernels.conv_attention import tile_sizes
 from mta_kernels.conv_attention.triton.decode import conv_attention_decode
 from mta_kernels.operation import Operation
 from mta_kernels.plan import plan
@@ -25,16 +24,9 @@ from mtabench.static.machine_code import spills_of
 def main() -> None:
     limits, tensor = limits_of(sys.argv[1]), partial(torch.empty, device="meta")
     lengths = tensor(1, dtype=torch.int32)
-    longest: dict[tuple[int, int], int] = {}
-    for entry in tile_sizes.read_entries(tile_sizes.shipped_file("NVIDIA H200"), "NVIDIA H200"):
-        if entry.kernel.startswith("decode"):
-            shape = entry.key.head_dim, entry.key.group
-            longest[shape] = max(longest.get(shape, 0), entry.key.seq_len)
-    done = []
+    done, keys = [], 65536
     with compiles_for(limits):
-        shapes = sorted(longest)
-        for (head_dim, group), paged in [*((shape, False) for shape in shapes), (shapes[-1], True)]:
-            keys = longest[head_dim, group]
+        for head_dim, group, paged in ((64, 1, False), (128, 1, False), (128, 4, False), (128, 4, True)):
             q = tensor(1, 8 * group, 6, head_dim, dtype=torch.bfloat16)
             weight = tensor(8 * group, 6, 11, dtype=torch.bfloat16)
             cache = (

@@ -49,8 +49,6 @@ PUBLIC = {
     "mta_kernels",
     "mta_kernels.code_cache",  # the folder of whatever is kept, with what writes there
     "mta_kernels.conv_attention",
-    "mta_kernels.conv_attention.tile_sizes",
-    "mta_kernels.conv_attention.tuner",
     "mta_kernels.multi_token_attention",
     "mta_kernels.nvrtc.compiler",
     "mta_kernels.operation",
@@ -214,7 +212,7 @@ if TYPE_CHECKING:
     from mta_kernels.conv_attention.triton.forward import value_block
 def later():
     import mta_kernels.nvrtc.driver
-    from mta_kernels.conv_attention import BACKENDS, api, choose, tile_sizes
+    from mta_kernels.conv_attention import BACKENDS, api, choose
     from mta_kernels.operation import Operation, _told
     importlib.import_module("mta_kernels.allocation")
 """

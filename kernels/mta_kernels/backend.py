@@ -28,7 +28,6 @@ class Request(NamedTuple):
     head_dim: int
     gradients: bool = False
     decode: tuple[Tensor, Tensor, Tensor] | None = None  # q_window and the caches of keys and values
-    key_rows: int = 0  # N, by which the choice differs where it was tuned
     heads: int = 0  # of the queries; multi-token attention alone has limits of them
     dropout: float = 0.0  # the share of mixed probabilities that are dropped
     documents: bool = False  # whether several are packed into a row of tokens
@@ -122,21 +121,11 @@ class Choice:
         return f"{self.backend}: {self.reason}"
 
 
-FASTEST = "the fastest backend for these arguments"
-
-
 class Backends:
-    """The kernel backends of an operation, beside which the reference, None here, runs everything.
+    """The kernel backends of an operation, beside which the reference, None here, runs everything."""
 
-    `measured(able, request)` picks one of several that can run a request, and says why; without it the first by `rank`
-    is taken.
-    """
-
-    def __init__(
-        self, kernels: Sequence[Backend],
-        measured: Callable[[Sequence[Backend], Request], tuple[Backend, str]] | None = None,
-    ) -> None:  # fmt: skip
-        self.kernels, self._measured = kernels, measured
+    def __init__(self, kernels: Sequence[Backend]) -> None:
+        self.kernels = kernels
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -198,10 +187,6 @@ class Backends:
         names = [repr(x.name) for x in (*self.kernels[at:], *self.kernels[:at]) if x in able]
         return f"{' or '.join(names)}, or 'auto', which picks {'it' if len(names) == 1 else 'one'}"
 
-    def able(self, request: Request) -> list[Backend]:
-        """Those that can run a request, by rank."""
-        return [backend for backend in self._ranked(request) if backend.why_not(request) is None]
-
     def _ranked(self, request: Request) -> list[Backend]:
         """Those that "auto" does not pass over, the first first, whether they can run a request or not."""
         ranked: dict[int, Backend] = {}  # the backends of a request have different ranks
@@ -220,9 +205,7 @@ class Backends:
             if not refused:
                 return None, "no kernels compute this yet"
             return None, f"{refused[0].name} cannot run this: {refused[0].why_not(request)}"  # which refuses least
-        if len(able) > 1 and self._measured is not None:
-            return self._measured(able, request)
-        return able[0], FASTEST
+        return able[0], "the fastest backend for these arguments"
 
 
 def check_can_run(backend: Backend, request: Request) -> None:

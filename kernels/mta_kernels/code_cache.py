@@ -16,7 +16,7 @@ from pathlib import Path
 CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 
-def cache_folder(kind: str = "") -> Path:
+def cache_folder(kind: str) -> Path:
     """Where things of a kind are kept: in `$MTA_KERNELS_CACHE`, else `$XDG_CACHE_HOME/mta_kernels`, else `~/.cache`."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get("MTA_KERNELS_CACHE") or os.path.join(base, "mta_kernels")) / kind

@@ -55,15 +55,6 @@ def constant_when_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def is_static(*sizes: int) -> bool:
-    """Whether a compiler knows these sizes, found without a guard; outside of a compiler they are numbers."""
-    if torch.compiler.is_compiling():
-        from torch.fx.experimental.symbolic_shapes import has_static_value
-
-        return all([has_static_value(size) for size in sizes])
-    return True
-
-
 def statically_true(condition: Any) -> bool:
     """Whether a condition on sizes holds; False in a compiler that does not know them, found without a guard."""
     if torch.compiler.is_compiling():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,23 +25,19 @@ from mtabench.tables import print_prose
 
 def run(device: str, measure: bool, out: Path | None, as_json: bool) -> int:
     """Print where this runs and the ceilings kept for it in `out`; with `measure` they are measured anew."""
-    from mtabench.commands.tune import effect_lines
-
     device = resolve_device(device)
     path = out or RESULTS_FOLDER / FILE_NAME
     check_ceilings(path)
     console = Console()
-    environment, tuned = describe(device), effect_lines(device)
+    environment = describe(device)
     if not as_json:
         print_prose(console, f"{'measures':<10} {_measurable(device, environment['device'])}")
         for name, value in environment.items():
             say(console, f"{name:<10} {'-' if value in ('', None) else text_of(value)}")
-        for text in tuned:
-            say(console, f"{'tuned':<10} {text}")
     if measure:
         keep_ceilings(path, environment, {dtype: measure_ceilings(device, dtype) for dtype in DTYPES})
     if as_json:
-        print_json("env", _data(device, environment, tuned, path))
+        print_json("env", _data(device, environment, path))
         return 0
     for dtype, ceilings in read_ceilings(path, environment).items():
         unit, factor = flop_unit([ceilings.matmul_tflops])
@@ -66,8 +62,8 @@ def _measurable(device: str, name: str) -> str:
     return f"on the CPU: {found}. Nothing on a GPU, since {why}; `mtabench list` says why each is not ready"
 
 
-def _data(device: str, environment: Mapping[str, Any], tuned: Sequence[str], path: Path) -> dict[str, Any]:
+def _data(device: str, environment: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What `run` prints, for programs."""
     ceilings = [{"dtype": dtype, **asdict(found)} for dtype, found in read_ceilings(path, environment).items()]
     facts = {name: None if value == "" else value for name, value in environment.items()}
-    return {"kind": device, "environment": facts, "tuned": tuned, "ceilings_file": path, "ceilings": ceilings}
+    return {"kind": device, "environment": facts, "ceilings_file": path, "ceilings": ceilings}

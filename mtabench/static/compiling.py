@@ -66,7 +66,6 @@ class _Code:
 def compile_job(send: Callable[[Any], None], job: Job) -> None:
     """Send a ShapeDone for each shape, or, if a tool is missing, a text that says what to do."""
     os.environ.pop("TRITON_INTERPRET", None)  # Triton reads it where a kernel is defined: nothing has imported one yet
-    os.environ["MTA_KERNELS_CACHE"] = os.devnull  # tile sizes tuned by this user say nothing of others
     try:
         for shape in job.shapes:
             send(_Compilation(job, shape).run())

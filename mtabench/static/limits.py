@@ -29,8 +29,7 @@ class Limits:
     """An SM of one compute capability.
 
     `shared_per_block` is what a kernel may ask for at most (the opt-in limit). `tensor_memory` counts columns, 0 where
-    there is none. `gpu` is a GPU of this capability, as CUDA calls it: its tuned tile sizes and its number of SMs are
-    what a call would take.
+    there is none. `gpu` is a GPU of this capability, as CUDA calls it, and `sms` its number of SMs.
     """
 
     target: str

@@ -15,7 +15,7 @@ HEAD_DIMS = (16, 256)
 
 @dataclass(frozen=True)
 class Shape:
-    """Arguments of conv attention, batch 1. `seq` decides which of the tuned tile sizes are taken.
+    """Arguments of conv attention, batch 1. Of the tile sizes `seq` decides those of a forward.
 
     `packed` has documents in the row of tokens; `page_size` is that of the cache that decode reads, 0 if contiguous.
     `by_name`: for the kernels too that a sweep measures by name alone, the ladder's and cuda-conv's.

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention, conv_attention_decode, explain
+from mta_kernels.conv_attention.backends import CONV_ATTENTION
+from mta_kernels.conv_attention.triton.backward_scores import probabilities_config, value_gradients_config
+from mta_kernels.conv_attention.triton.forward import forward_config
 from mta_kernels.plan import A100, H200, KernelCall, PlannedGpu, on_planned, plan
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -57,6 +60,70 @@ def test_auto_takes_cuda_for_steps_of_heads_that_share_many_keys(gpu, batch, hea
     with on_planned(gpu):
         found = explain(meta(batch, heads, 6, head_dim), cache, cache, meta(heads, 3, 5), decode=True)
     assert found.backend == backend
+
+
+def test_cuda_takes_what_triton_would_if_triton_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = tuple(replace(x, why_not=lambda _: "no") if x.name == "triton" else x for x in CONV_ATTENTION.kernels)
+    monkeypatch.setattr(CONV_ATTENTION, "kernels", others)
+    with on_planned(A100):
+        assert explain(*inputs(64, (3, 9))).backend == "cuda"
+
+
+LONG, SHORT, IN_REGISTERS = (128, 256, 3, 8), (128, 128, 5, 8), (64, 64, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "taps", "rows", "causal", "tiles"),
+    [
+        (64, TAPS, 1024, True, IN_REGISTERS), (64, TAPS, 4096, True, IN_REGISTERS),
+        (64, (11, 11), 1024, True, SHORT), (64, (11, 11), 4096, True, LONG),
+        (128, TAPS, 1024, True, SHORT), (96, (7, 7), 2047, True, SHORT), (128, TAPS, 2048, True, LONG),
+        (128, TAPS, 16384, True, LONG), (128, TAPS, 1024, False, LONG), (256, TAPS, 1024, True, (128, 128, 4, 8)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+def test_tiles_of_a_triton_forward_on_hopper(dtype, head_dim, taps, rows, causal, tiles) -> None:
+    """Causal calls of few keys have narrow tiles, since wide ones leave much to the loop at the diagonal."""
+    (*_, call) = plan(H200, conv_attention, *inputs(head_dim, taps, rows=rows, dtype=dtype), causal=causal,
+                      backend="triton").calls  # fmt: skip
+    assert tuple(call.constants[x] for x in ("BLOCK_M", "BLOCK_N", "num_stages", "num_warps")) == tiles
+
+
+@pytest.mark.parametrize(("gpu", "columns", "stages"), [(H200, 128, 5), (A100, 64, 3), (RTX_4090, 64, 3)])
+def test_tiles_of_probabilities(gpu, columns, stages) -> None:
+    tensors = inputs(64, dtype=BF16, grad=True)
+    calls = plan(gpu, conv_attention, *tensors, backend="triton", backward=True).calls
+    (call,) = {call.name: call for call in calls if call.name.startswith("_probabilities")}.values()
+    assert (call.constants["BLOCK_N"], call.constants["num_stages"]) == (columns, stages)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kv_heads", "options", "tiles"),
+    [
+        (H200, 8, {}, (64, 2, 2, 2)), (H200, 8, {"pages": 64}, (64, 2, 2, 2)), (A100, 8, {}, (64, 4, 4, 4)),
+        (H200, 32, {}, (64, 1, 2, 3)), (A100, 32, {}, (64, 1, 2, 3)),
+    ],
+)  # fmt: skip
+def test_triton_steps_have_small_programs(gpu, kv_heads, options, tiles) -> None:
+    """On Hopper where query heads share a KV head, too, whether the copy engine reads the cache or pointers do."""
+    cache = meta(64, kv_heads, 256, 128) if options else meta(1, kv_heads, 16384, 128)
+    call, _ = step_on(gpu, cache, group=32 // kv_heads, backend="triton", **options)
+    found = *(call.constants[x] for x in ("BLOCK_N", "HEADS", "num_warps")), call.constants["num_stages"]
+    assert found == (*tiles[:3], 2 * tiles[3] - 1 if options else tiles[3])  # a tile of pages takes two stages
+
+
+@pytest.mark.parametrize("gpu", [A100, H200, RTX_4090, replace(H200, capability=(10, 0))], ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("size", [2, 4])
+def test_tiles_of_triton_fit_every_gpu(gpu: PlannedGpu, size: int) -> None:
+    limits = {"element_size": size, "compute_capability": gpu.capability, "shared_memory": gpu.shared_memory}
+    assert probabilities_config(**limits).shared_memory(size) <= gpu.shared_memory
+    for block_d in (128 // size, 128, 256):
+        found = value_gradients_config(block_d=block_d, element_size=size, shared_memory=gpu.shared_memory)
+        assert found.shared_memory(block_d, size) <= gpu.shared_memory
+        for depth in (block_d // 2 + 8, block_d, 3 * block_d, 16 * block_d):
+            for short in (False, True):
+                tiles = forward_config(depth=depth, block_d=block_d, short=short, **limits)
+                assert tiles.shared_memory(depth, block_d, size) <= gpu.shared_memory
 
 
 OUTSIDE = "taps are outside 1x1 to"
@@ -117,14 +184,15 @@ def test_kernels_fit_the_gpu(gpu: PlannedGpu, taps: tuple[int, int]) -> None:
 
 
 def step_on(
-    gpu: PlannedGpu, k: Tensor, v: Tensor | None = None, *, group: int = 8, taps: tuple[int, int] = TAPS, pages: int = 0
-) -> list[KernelCall]:
+    gpu: PlannedGpu, k: Tensor, v: Tensor | None = None, *, group: int = 8, taps: tuple[int, int] = TAPS,
+    pages: int = 0, backend: str = "cuda",
+) -> list[KernelCall]:  # fmt: skip
     """The launches of a step on caches, or on so many pages of each sequence."""
     heads, batch = k.shape[1] * group, k.shape[0] // (pages or 1)
     table = {"block_table": meta(batch, pages, dtype=torch.int32)} if pages else {}
     tensors = meta(batch, heads, max(taps), k.shape[3]), k, k if v is None else v, meta(heads, *taps)
     lengths = meta(batch, dtype=torch.int32)
-    return plan(gpu, conv_attention_decode, *tensors, lengths=lengths, backend="cuda", **table).calls
+    return plan(gpu, conv_attention_decode, *tensors, lengths=lengths, backend=backend, **table).calls
 
 
 CACHE = meta(8, 2, 4096, 64)

@@ -20,7 +20,7 @@ from mta_kernels.conv_attention.triton.decode_plan import (
     bulk_pays,
     choose_splits,
     column_steps,
-    decode_candidates,
+    decode_config,
     newest_last,
 )
 from mta_kernels.gpu_limits import capability
@@ -130,8 +130,9 @@ def test_all_tiles(head_dim: int, group: int) -> None:
     """By pointers and by the copy engine: lengths about the ends of tiles and shares, capacities of any remainder."""
     step = steps([0, 3, 64, 139, 140, 203], group, 1, head_dim)
     shape = {"key_taps": 11, "block_d": 128 if head_dim > 64 else 64, "element_size": 2, "shared_memory": 232448}
-    configs = decode_candidates(group=group, bulk=True, **shape)
-    for number, config in enumerate(configs if group == 1 else configs[::6]):
+    configs = [decode_config(group=group, small=small, **shape) for small in (False, True)]
+    configs += [DecodeConfig(64, 1, 1, 2, 3)] if group == 1 else []  # of many taps
+    for number, config in enumerate(dict.fromkeys(configs)):
         splits = (1, 2, 5)[number % 3]
         caches = {name: step[name][:, :, : 203 + number % 6].contiguous() for name in ("k_cache", "v_cache")}
         got = launched(step | caches, config, splits, HAS_COPY_ENGINE)
@@ -212,8 +213,8 @@ def test_tiles_fit_every_gpu(shared_memory: int) -> None:
             for block_d, size in ((16, 2), (64, 2), (128, 2), (256, 2), (64, 4), (256, 4)):
                 shape = {"key_taps": key_taps, "block_d": block_d, "element_size": size}
                 options = {"group": group, "shared_memory": shared_memory}
-                bulk = decode_candidates(bulk=True, **options, **shape) if size == 2 else ()
-                for config in (*decode_candidates(**options, **shape), *bulk):
+                for small in (False, True):
+                    config = decode_config(small=small, **options, **shape)
                     assert config.shared_memory(**shape) <= shared_memory
                     # A window's columns lie within two tiles.
                     assert config.block_n // config.pack >= column_steps(key_taps, config.pack)

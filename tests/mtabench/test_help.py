@@ -164,7 +164,7 @@ def test_names_are_completed(name, typed, offered):
 
 def test_a_slip_is_refused_before_torch_is_imported():
     commands = [
-        "verify --impl tritn", "verify --head-dim 1000", "tune --seq x", "memory --seq x", "roofline no.csv",
+        "verify --impl tritn", "verify --head-dim 1000", "memory --seq x", "roofline no.csv",
         "plot no.csv", "report no.csv", "fwd --target 1", "fwd --impl tritn",
     ]  # fmt: skip
     code = (

@@ -88,7 +88,7 @@ def _checked(
     head_dim = q.shape[3]
     operation = Operation.of(weight.shape[1:], head_dim, causal=causal, scale=scale, pad_key=pad_key)
     gradients = wants_gradient(q, k, v, weight, q_history)
-    request = Request(operation, q.device, q.dtype, head_dim, gradients, key_rows=k.shape[2])
+    request = Request(operation, q.device, q.dtype, head_dim, gradients)
     kernels, _ = CONV_ATTENTION.choose(backend, request)
     extras: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens, "head_chunk": head_chunk}
     if kernels is None:

@@ -57,9 +57,9 @@ def explain(
 ) -> Choice:
     """Which backend `conv_attention`, or `conv_attention_decode`, takes for these arguments, and why.
 
-    No other argument changes the choice; autocast does, what `mtabench tune` saved, and whether a gradient may be asked
-    for. Raises ValueError for an unknown backend, a named one that cannot run them, or shapes and devices that do not
-    fit, and TypeError for dtypes that do not, or what is no tensor.
+    No other argument changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for
+    an unknown backend, a named one that cannot run them, or shapes and devices that do not fit, and TypeError for
+    dtypes that do not, or what is no tensor.
     """
     check_are_tensors(q=q, k=k, v=v, weight=weight)
     weight = cast_unless_float32(weight)
@@ -68,7 +68,7 @@ def explain(
     check_weight(weight, q.shape[1], asked)
     request = Request(
         _with_taps(weight.shape[-2], weight.shape[-1], causal), q.device, autocast_dtype(q), q.shape[-1],
-        wants_gradient(q, k, v, weight), (q, k, v) if decode else None, k.shape[2],
+        wants_gradient(q, k, v, weight), (q, k, v) if decode else None,
     )  # fmt: skip
     kernels, reason = CONV_ATTENTION.choose(backend, request)
     return Choice("reference" if kernels is None else kernels.name, reason)

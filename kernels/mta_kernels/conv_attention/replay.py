@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mta_kernels.backend import Backend, ForwardReplay
 from mta_kernels.call_memory import CallMemory, is_cacheable, may_be_known
-from mta_kernels.conv_attention import operators, tile_sizes
+from mta_kernels.conv_attention import operators
 from mta_kernels.conv_attention.arguments import cast_for_autocast, check_are_tensors, under_autocast
 from mta_kernels.operation import Operation
 
@@ -56,7 +56,7 @@ def replay_or_call(
     """What `check(q, k, v, ...).run()` gives, arguments as those of `conv_attention`: by a replay if there is one."""
     if q_history is not None or cu_seqlens is not None or head_chunk is not None:
         return check(q, k, v, weight, q_history, cu_seqlens, causal, scale, pad_key, head_chunk, backend).run()
-    seen = _seen.find((causal, scale, pad_key, backend, False, tile_sizes.generation), q, k, v, weight)
+    seen = _seen.find((causal, scale, pad_key, backend, False), q, k, v, weight)
     if seen is not None:
         return seen.run(q, k, v, weight)
     return _new_call(check, q, k, v, weight, causal, scale, pad_key, backend)
@@ -69,7 +69,7 @@ def _new_call(
     """A call of tensors unlike any before, unless autocast makes them alike."""
     check_are_tensors(q=q, k=k, v=v, weight=weight)
     cast = under_autocast(q)
-    options = causal, scale, pad_key, backend, cast, tile_sizes.generation  # what autocast casts to may change
+    options = causal, scale, pad_key, backend, cast  # what autocast casts to may change
     if cast:
         weight, q, k, v = cast_for_autocast(weight, q, k, v)
         if (seen := _seen.find(options, q, k, v, weight)) is not None:

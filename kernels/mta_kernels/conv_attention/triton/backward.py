@@ -16,7 +16,6 @@ from torch import Tensor
 from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
 from mta_kernels.conv_attention.packing import largest_of_documents
-from mta_kernels.conv_attention.tile_sizes import Key, best_config
 from mta_kernels.conv_attention.triton.backward_band import add_band
 from mta_kernels.conv_attention.triton.backward_fold import add_expanded, add_overlapping
 from mta_kernels.conv_attention.triton.backward_products import add_transposed_product, row_product
@@ -25,8 +24,8 @@ from mta_kernels.conv_attention.triton.backward_scores import (
     launch_probabilities,
     launch_value_gradients,
     loss_scale_of,
-    probabilities_candidates,
-    value_gradients_candidates,
+    probabilities_config,
+    value_gradients_config,
 )
 from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch, next_power_of_2
@@ -94,12 +93,8 @@ def _part_backward(
     signature = call_signature(q, k, v, weight, grad_out, logsumexp, spans, options=(causal, pad, margins))
     prepared = prepare(operation, q, k, v, weight, signature=signature, margins=margins)
     gpu: dict[str, int] = {"element_size": q.element_size(), "shared_memory": shared_memory_limit(q.device)}
-    key = Key.of(q.dtype, head_dim, weight.shape[1:], causal, key_rows)
-    candidates = probabilities_candidates(compute_capability=compiled_capability(q.device), **gpu)
-    probabilities = best_config("probabilities", key, candidates, q.device)
-    value_gradients = best_config(
-        "value_gradients", key, value_gradients_candidates(block_d=value_block(q), **gpu), q.device
-    )
+    probabilities = probabilities_config(compute_capability=compiled_capability(q.device), **gpu)
+    value_gradients = value_gradients_config(block_d=value_block(q), **gpu)
     loss_scale = gradient_scale(grad_out, v, spans)
     grad_rows, delta = output_gradient(grad_out, out, loss_scale)
 

@@ -336,23 +336,23 @@ def summed_keys(chunk: Chunk) -> int:
 
 
 @functools.cache
-def probabilities_candidates(
+def probabilities_config(
     *, element_size: int, compute_capability: tuple[int, int], shared_memory: int
-) -> tuple[ProbabilitiesConfig, ...]:
-    """Tile sizes that fit in `shared_memory` bytes a program on a GPU of this capability, the best guess first."""
-    configs = [ProbabilitiesConfig(64, 32, 32, 4, 2, 2)]
-    if element_size == 2:
-        configs = [ProbabilitiesConfig(128, 64, 64, 8, 3, 2), ProbabilitiesConfig(64, 64, 64, 4, 2, 2)]
-        if compute_capability[0] >= 9:
-            configs = [ProbabilitiesConfig(128, 128, 64, 8, stages, 2) for stages in (4, 5, 3)] + configs
-    return tuple(c for c in configs if c.shared_memory(element_size) <= shared_memory)
+) -> ProbabilitiesConfig:
+    """Tile sizes for a GPU of this capability that fit in `shared_memory` bytes a program."""
+    if element_size == 4:
+        return ProbabilitiesConfig(64, 32, 32, 4, 2, 2)
+    if compute_capability[0] >= 9:
+        # A fifth stage fits beside the one program that an SM holds: on an H200 it saves 1 to 8 %.
+        wide = ProbabilitiesConfig(128, 128, 64, 8, 5 if compute_capability[0] == 9 else 4, 2)
+        if wide.shared_memory(element_size) <= shared_memory:
+            return wide
+    return ProbabilitiesConfig(128, 64, 64, 8, 3, 2)
 
 
 @functools.cache
-def value_gradients_candidates(
-    *, block_d: int, element_size: int, shared_memory: int
-) -> tuple[ValueGradientsConfig, ...]:
-    """Tile sizes for values of up to `block_d` columns that fit in `shared_memory` bytes, the best guess first."""
+def value_gradients_config(*, block_d: int, element_size: int, shared_memory: int) -> ValueGradientsConfig:
+    """Tile sizes for values of up to `block_d` columns that fit in `shared_memory` bytes."""
     configs = [ValueGradientsConfig(32, 32, 4, 2), ValueGradientsConfig(32, 32, 4, 1)]
     if element_size == 2:
         shapes = ((64, 64, 4, 3), (64, 128, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 64, 4, 1), (32, 64, 4, 1))
@@ -361,10 +361,4 @@ def value_gradients_candidates(
             configs[:2] = configs[1::-1]
         elif block_d > 128:
             configs.insert(0, ValueGradientsConfig(64, 64, 8, 2))
-    fitting = tuple(c for c in configs if c.shared_memory(block_d, element_size) <= shared_memory)
-    if not fitting:
-        raise ValueError(
-            f"the smallest tiles for head_dim up to {block_d} need more than "
-            f"the {shared_memory} bytes of shared memory of this GPU; backend='reference' needs none"
-        )
-    return fitting
+    return next(x for x in configs if x.shared_memory(block_d, element_size) <= shared_memory)

@@ -20,13 +20,12 @@ from mta_kernels import planned
 from mta_kernels.allocation import empty, empty_like
 from mta_kernels.conv_attention.arguments import check_block_table, check_splits
 from mta_kernels.conv_attention.surroundings import on_device_of
-from mta_kernels.conv_attention.tile_sizes import Key, best_config
 from mta_kernels.conv_attention.triton.decode_plan import (
     DecodeConfig,
     auto_splits,
     bulk_pays,
     column_steps,
-    decode_candidates,
+    decode_config,
     newest_last,
 )
 from mta_kernels.conv_attention.triton.decode_shares import _conv_attention_decode_kernel, _finite
@@ -109,7 +108,7 @@ def conv_attention_decode(
         check_block_table(block_table, q_window, k_cache)
         capacity *= block_table.shape[1]
     bulk = reads_in_bulk(q_window, k_cache, v_cache, block_table)
-    splits, config = chosen_tiles(q_window, k_cache, weight, splits, capacity, bulk=bulk)
+    splits, config = chosen_tiles(q_window, k_cache, weight, splits, capacity)
     tensors = q_window, k_cache, v_cache, weight, lengths, block_table
     with on_device_of(q_window):
         return launch_decode(operation, *tensors, splits=splits, config=config, bulk=bulk)
@@ -130,11 +129,13 @@ def reads_in_bulk(q_window: Tensor, k_cache: Tensor, v_cache: Tensor, block_tabl
 
 
 def chosen_tiles(
-    q_window: Tensor, k_cache: Tensor, weight: Tensor, splits: int | str, capacity: int, *, bulk: bool = False
+    q_window: Tensor, k_cache: Tensor, weight: Tensor, splits: int | str, capacity: int
 ) -> tuple[int, DecodeConfig]:
-    """How many programs share the keys of a KV head, of a cache for so many, and their tiles; `bulk` if read so.
+    """How many programs share the keys of a KV head, of a cache for so many, and their tiles.
 
-    Raises ValueError for splits that do not fit.
+    Programs are small where the copy engine pays, whether it reads the cache or pointers do: on an H200, with four
+    query heads a KV head of 128, they save 21 to 29 % by the engine, and 19 % by pointers. Raises ValueError for splits
+    that do not fit.
     """
     check_splits(splits)
     (batch, heads, _, head_dim), kv_heads = q_window.shape, k_cache.shape[1]
@@ -144,9 +145,8 @@ def chosen_tiles(
         "key_taps": weight.shape[2], "block_d": max(16, next_power_of_2(head_dim)), "element_size": dtype.itemsize,
         "shared_memory": shared_memory_limit(device),
     }  # fmt: skip
-    key = Key.of(dtype, head_dim, weight.shape[1:], True, capacity, group, sequences)
-    candidates = decode_candidates(group=group, bulk=bulk, **shape)
-    config = best_config("decode_bulk" if bulk else "decode", key, candidates, device)
+    small = bulk_pays(head_dim, group, dtype.itemsize, compiled_capability(device))
+    config = decode_config(group=group, small=small, **shape)
     if splits == "auto":
         splits = auto_splits(config, shape, sequences, capacity, group, sm_count(device))
     return int(splits), config

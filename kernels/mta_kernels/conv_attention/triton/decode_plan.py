@@ -66,40 +66,25 @@ def bulk_pays(head_dim: int, group: int, element_size: int, compute_capability: 
 
 
 @functools.cache
-def decode_candidates(
-    *, key_taps: int, group: int, block_d: int, element_size: int, shared_memory: int, bulk: bool = False
-) -> tuple[DecodeConfig, ...]:
-    """Tile sizes that fit in `shared_memory` bytes a program, the best guess first; `bulk` as in `launch_decode`."""
-    guess = _decode_guess(key_taps, group, block_d, element_size, shared_memory)
-    if guess.heads == 1 and element_size == 2 and block_d <= 128:
-        # Small programs, measured on an H200: many of them hide each other's waits.
-        shapes = [
-            (64, 2, 2, 3), (64, 2, 4, 3), (64, 2, 2, 4), (64, 2, 4, 4), (64, 1, 2, 3), (128, 2, 4, 3), (128, 4, 4, 3),
-        ]  # fmt: skip
-        if bulk:  # measured there, too
-            shapes = [(64, 2, 2, 3), (64, 1, 2, 3), (128, 2, 4, 3), (128, 2, 2, 3)]
-        configs = [DecodeConfig(block_n, pack, 1, warps, stages) for block_n, pack, warps, stages in shapes]
-        if bulk:  # for long caches
-            configs.append(dataclasses.replace(configs[0], interleaved=True))
-    else:
-        configs = [
-            dataclasses.replace(guess, block_n=block_n, heads=heads, num_warps=warps, num_stages=stages)
-            for heads in (guess.heads, max(1, guess.heads // 2))
-            for block_n in (guess.block_n, guess.block_n // 2)
-            for warps in (guess.num_warps, guess.num_warps // 2)
-            for stages in (guess.num_stages, 3, 2)
-            if block_n // guess.pack >= max(16, column_steps(key_taps, guess.pack))
-        ]
-        if bulk:  # small programs again
-            small = dataclasses.replace(
-                guess, heads=max(1, guess.heads // 2), num_warps=guess.num_warps // 2, num_stages=2
-            )
-            configs.insert(0, small)
-    fitting = [c for c in configs if c.shared_memory(key_taps, block_d, element_size) <= shared_memory]
-    return tuple(dict.fromkeys(fitting)) or (guess,)
+def decode_config(
+    *, key_taps: int, group: int, block_d: int, element_size: int, shared_memory: int, small: bool = False
+) -> DecodeConfig:
+    """Tile sizes that fit in `shared_memory` bytes a program.
+
+    `small` is for fewer heads and warps a program where query heads share a KV head or `block_d` is above 128, too.
+    """
+    large = _large_programs(key_taps, group, block_d, element_size, shared_memory)
+    configs = []
+    # Small programs, measured on an H200: many of them hide each other's waits.
+    if large.heads == 1 and element_size == 2 and block_d <= 128:
+        configs = [DecodeConfig(64, 2, 1, 2, 3), DecodeConfig(64, 1, 1, 2, 3)]
+    elif small:
+        heads = max(1, large.heads // 2)
+        configs = [dataclasses.replace(large, heads=heads, num_warps=large.num_warps // 2, num_stages=2)]
+    return next(x for x in [*configs, large] if x.shared_memory(key_taps, block_d, element_size) <= shared_memory)
 
 
-def _decode_guess(key_taps: int, group: int, block_d: int, element_size: int, shared_memory: int) -> DecodeConfig:
+def _large_programs(key_taps: int, group: int, block_d: int, element_size: int, shared_memory: int) -> DecodeConfig:
     """About 32 KiB of keys and values a tile; as many tiles in flight, up to three, as leave room for two programs."""
     block_n = max(32, min(128, 16 * 1024 // (block_d * element_size)))
     budgets = [(shared_memory // 2 - 1024, (4, 3)), (shared_memory, (4, 3, 2, 1))]

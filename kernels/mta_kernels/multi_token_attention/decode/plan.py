@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mta_kernels.conv_attention.triton.decode_plan import WARPS_PER_SM, decode_candidates
+from mta_kernels.conv_attention.triton.decode_plan import WARPS_PER_SM, decode_config
 from mta_kernels.conv_attention.triton.launch import cdiv, next_power_of_2
 from mta_kernels.gpu_limits import shared_memory_limit, sm_count
 from mta_kernels.operation import ONE_TAP, Operation
@@ -102,9 +102,9 @@ def plan(
     of_scores = None
     if operation.pre_conv is not None:
         taps, group = operation.pre_conv.key_taps, heads // kv_heads
-        config = decode_candidates(
+        config = decode_config(
             key_taps=taps, group=group, block_d=block_d, element_size=dtype.itemsize, shared_memory=room
-        )[0]  # fmt: skip
+        )
         at_once = WARPS_PER_SM // config.num_warps * sms
         stages = config.num_stages + (config.heads == 1 and row <= 128)
         of_scores = OfScores(
