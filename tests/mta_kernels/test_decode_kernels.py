@@ -141,16 +141,6 @@ def test_all_tiles(head_dim: int, group: int) -> None:
         assert relative_error(got, launched(step | caches, config, splits)) < 1e-3, config
 
 
-@pytest.mark.parametrize(("taps", "bulk"), [((6, 11), False), ((3, 16), HAS_COPY_ENGINE)])
-def test_interleaved_tiles(taps: tuple[int, int], bulk: bool) -> None:
-    """Programs take tiles in turn: lengths about the ends of tiles and rounds, and fewer keys than programs."""
-    for pack, splits, pad_key in ((1, 1, "both"), (2, 7, "right")):
-        new = 64 - (column_steps(taps[1], pack) - 1) * pack  # keys that a tile finishes
-        step = steps([1, new, 2 * new, 2 * new + 1], 3, 1, 72, taps)
-        config = DecodeConfig(64, pack, 2, 2, 3, interleaved=True)
-        check(launched(step, config, splits, bulk, pad_key=pad_key), step, pad_key=pad_key)
-
-
 def test_newest_keys_come_first_or_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where programs stand does not change what they compute."""
     step, found = steps([7, 200], 6, 2, 64), []

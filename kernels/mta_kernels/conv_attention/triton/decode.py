@@ -239,7 +239,6 @@ def launch_shares(
         UNIT=unit, DEPENDENT_LAUNCH=dependent_launch,
         PRECISION=dot_precision(q_window.dtype),
         FIRST=first_key, OWN=own_keys, HELD=k_cache.shape[2] if own_keys else 0, BULK=bulk,
-        INTERLEAVED=config.interleaved,
         NEWEST_LAST=newest_last(batch * kv_heads, splits, group, sm_count(q_window.device)),
         num_warps=config.num_warps, num_stages=num_stages,
     )  # fmt: skip

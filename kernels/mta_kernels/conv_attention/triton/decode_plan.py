@@ -19,8 +19,7 @@ class DecodeConfig:
     """Tile sizes of the decode kernel.
 
     A program reads tiles of `block_n` keys, `pack` of them to a column of products, for `heads` query heads;
-    `num_stages - 1` tiles are on the chip or on their way. The keys of a share lie side by side or, `interleaved`,
-    programs take tiles in turn: what they read at a time lies side by side, but for a few keys that two of them read.
+    `num_stages - 1` tiles are on the chip or on their way.
     """
 
     block_n: int
@@ -28,7 +27,6 @@ class DecodeConfig:
     heads: int
     num_warps: int
     num_stages: int
-    interleaved: bool = False
 
     def block_steps(self, key_taps: int) -> int:
         """Rows of products a head and a key of a column, padded to fill the tensor core."""

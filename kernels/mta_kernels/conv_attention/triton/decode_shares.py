@@ -29,7 +29,7 @@ def _conv_attention_decode_kernel(
     BLOCK_STEPS: tl.constexpr, BLOCK_TAPS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_NEAR: tl.constexpr, SPLIT_WEIGHT: tl.constexpr, UNIT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
     PRECISION: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr, HELD: tl.constexpr, BULK: tl.constexpr,
-    INTERLEAVED: tl.constexpr, NEWEST_LAST: tl.constexpr,
+    NEWEST_LAST: tl.constexpr,
 ):  # fmt: skip
     """One program: a share of the keys for HEADS query heads of a KV head, or the newest keys of one query head.
 
@@ -88,9 +88,10 @@ def _conv_attention_decode_kernel(
     OUT_ROWS: tl.constexpr = max(16, HEADS)  # every head's probabilities repeated to fill the tensor core
     first_head = (program - GROUP) % head_blocks * HEADS  # programs that read the same keys run side by side
     split = (program - GROUP) // head_blocks
-    first_column, new_columns, column_step, start, stop = _share_of(
-        split, splits, shares_end, PAD, PACK, STEPS, COLUMNS, FIRST, INTERLEAVED
-    )
+    share = (tl.cdiv(shares_end - FIRST, splits) + 15) // 16 * 16
+    start = FIRST + split * share
+    stop = tl.minimum(start + share, shares_end)
+    first_column = start // PACK - (PAD + PACK - 1) // PACK
 
     accumulator = tl.zeros([OUT_ROWS, BLOCK_D], tl.float32)
     running_max = tl.full([HEADS], float("-inf"), tl.float32)
@@ -113,60 +114,27 @@ def _conv_attention_decode_kernel(
         out_key = (tl.arange(0, BLOCK_N) % COLUMNS - (STEPS - 1)) * PACK + PAD + tl.arange(0, BLOCK_N) // COLUMNS
         carried = tl.zeros([ROWS, COLUMNS], tl.float32)
         last_key = stop - 1 - PAD + (KEY_TAPS - 1)
-        # Past the last column that a score of the share needs or, if interleaved, whose score is finished.
-        end_column = tl.cdiv(stop - PAD, PACK) if INTERLEAVED else (stop - 1 - PAD + PACK * STEPS) // PACK
-        of_share = (queries, score_unit, batch, kv_head, start, stop, last_key, new_columns, source, is_new, out_key)
+        end_column = (stop - 1 - PAD + PACK * STEPS) // PACK  # past the last that a score of the share needs
+        of_share = (queries, score_unit, batch, kv_head, start, stop, last_key, source, is_new, out_key)
         strides = (stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp)
         masked_column = first_column  # where tiles begin that may hold rows past the end of the sequence
         if BULK:
-            if INTERLEAVED:
-                whole = tl.maximum(length // PACK - COLUMNS - first_column + column_step, 0) // column_step
-                masked_column += whole * column_step
-            else:
-                masked_column += (length - first_column * PACK) // BLOCK_N * COLUMNS
-            for tile in tl.range(first_column, tl.minimum(masked_column, end_column), column_step):
+            masked_column += (length - first_column * PACK) // BLOCK_N * COLUMNS
+            for tile in tl.range(first_column, tl.minimum(masked_column, end_column), COLUMNS):
                 carried, accumulator, running_max, running_sum = _add_tile(
                     tile, carried, accumulator, running_max, running_sum, k_desc, v_desc, table_ptr, strides, of_share,
-                    HEADS, PAD, HEAD_DIM, PAGE_SIZE, PACK, STEPS, BLOCK_STEPS, BLOCK_D, PRECISION, True, INTERLEAVED,
+                    HEADS, PAD, HEAD_DIM, PAGE_SIZE, PACK, STEPS, BLOCK_STEPS, BLOCK_D, PRECISION, True,
                 )  # fmt: skip
-        for tile in tl.range(masked_column, end_column, column_step, num_stages=1 if BULK else None):
+        for tile in tl.range(masked_column, end_column, COLUMNS, num_stages=1 if BULK else None):
             carried, accumulator, running_max, running_sum = _add_tile(
                 tile, carried, accumulator, running_max, running_sum, k_ptr, v_ptr, table_ptr, strides, of_share,
-                HEADS, PAD, HEAD_DIM, PAGE_SIZE, PACK, STEPS, BLOCK_STEPS, BLOCK_D, PRECISION, False, INTERLEAVED,
+                HEADS, PAD, HEAD_DIM, PAGE_SIZE, PACK, STEPS, BLOCK_STEPS, BLOCK_D, PRECISION, False,
             )  # fmt: skip
 
     _store_share(
         partial_ptr, max_ptr, sum_ptr, accumulator, running_max, running_sum, batch, kv_heads, kv_head, first_head,
         split, splits, dim, GROUP, HEADS, HEAD_DIM, OUT_ROWS,
     )  # fmt: skip
-
-
-@triton.jit
-def _share_of(
-    split, splits, shares_end, PAD: tl.constexpr, PACK: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr,
-    FIRST: tl.constexpr, INTERLEAVED: tl.constexpr,
-):  # fmt: skip
-    """What a program computes: first column, new columns of a tile, columns from tile to tile, first key, end of keys.
-
-    If INTERLEAVED a tile finishes new_columns of keys, and the next program's tile those after them.
-    """
-    if INTERLEAVED:
-        first_column = FIRST // PACK - (PAD + PACK - 1) // PACK
-        columns = tl.cdiv(tl.maximum(shares_end - PAD - first_column * PACK, 1), PACK)
-        rounds = tl.cdiv(columns, splits * (COLUMNS - (STEPS - 1)))
-        new_columns = tl.cdiv(columns, splits * rounds)
-        column_step = splits * new_columns
-        first_column += split * new_columns
-        start = tl.maximum(first_column * PACK + PAD, FIRST)
-        stop = shares_end
-    else:
-        new_columns = COLUMNS
-        column_step = COLUMNS
-        share = (tl.cdiv(shares_end - FIRST, splits) + 15) // 16 * 16
-        start = FIRST + split * share
-        stop = tl.minimum(start + share, shares_end)
-        first_column = start // PACK - (PAD + PACK - 1) // PACK
-    return first_column, new_columns, column_step, start, stop
 
 
 @triton.jit
@@ -197,13 +165,13 @@ def _add_tile(
     tile, carried, accumulator, running_max, running_sum, k, v, table_ptr, strides, of_share,
     HEADS: tl.constexpr, PAD: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PACK: tl.constexpr,
     STEPS: tl.constexpr, BLOCK_STEPS: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
-    BULK: tl.constexpr, INTERLEAVED: tl.constexpr,
+    BULK: tl.constexpr,
 ):  # fmt: skip
     """The sums of a share with the tile of columns from `tile` on: carried, accumulator, running_max, running_sum.
 
     k and v are descriptors if BULK, of rows that may all be multiplied, and else pointers to a head's first row.
     """
-    queries, score_unit, batch, kv_head, start, stop, last_key, new_columns, source, is_new, out_key = of_share
+    queries, score_unit, batch, kv_head, start, stop, last_key, source, is_new, out_key = of_share
     stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp = strides
     ROWS: tl.constexpr = carried.shape[0]
     COLUMNS: tl.constexpr = carried.shape[1]
@@ -225,12 +193,8 @@ def _add_tile(
                 k + tl.full([], g, tl.int64) * stride_kn, rows, dim, inside, stride_kd, HEAD_DIM
             )  # [COLUMNS, BLOCK_D]
             r = tl.dot(queries[g], k_tile.T, r, input_precision=PRECISION)
-    if INTERLEAVED:
-        start = tl.maximum(start, tile * PACK + PAD)
-        stop = tl.minimum(stop, (tile + new_columns) * PACK + PAD)
-    else:
-        carried = tl.where(is_new, r, carried)
-    moved = tl.gather(r if INTERLEAVED else carried, source, 1)
+    carried = tl.where(is_new, r, carried)
+    moved = tl.gather(carried, source, 1)
     scores = tl.sum(moved.reshape(HEADS, PACK, BLOCK_STEPS, COLUMNS), 2).reshape(HEADS, BLOCK_N)
 
     key = tile * PACK + out_key
