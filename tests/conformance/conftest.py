@@ -75,8 +75,8 @@ def cuda_stages(
         for sizes, rows in ((convolution.CONVOLUTION, 20), (taps_gradient.TAPS_GRADIENT, 12)):
             for name, number in (("GROUPS", 4), ("rows", rows), ("programs", 3)):  # several tiles of short sequences
                 monkeypatch.setitem(sizes, name, number)
-        monkeypatch.setattr(bands, "CONVOLVE", bands.Sizes(20, 3, 1))
-        monkeypatch.setattr(bands, "GRADIENTS", bands.Sizes(20, 2, 1))
+        monkeypatch.setattr(bands, "CONVOLVE", bands.BandSizes(20, 3, 1))
+        monkeypatch.setattr(bands, "GRADIENTS", bands.BandSizes(20, 2, 1))
         for name, walk in heads.WALKS.items():
             many = name in ("heads", "rebuild")  # so that the first and the last of a run see other blocks of keys
             monkeypatch.setitem(heads.WALKS, name, replace(walk, rows=140 if many else 20))

@@ -129,7 +129,7 @@ def test_heads_that_cannot_meet_are_refused() -> None:
 @pytest.mark.parametrize("name", ["probabilities", "logits", *heads.WALKS])
 def test_heads_compile_with_hardly_a_spill(name: str) -> None:
     if name not in heads.WALKS:
-        tiles = heads.TileConstants(name, BF16, 16, True, False, heads.TILES[name])
+        tiles = heads.MixTileConstants(name, BF16, 16, True, False, heads.TILES[name])
         assert most_spilled(compiled(tiles.source("sm_90a"))) == 0
         return
     constants = heads.WalkConstants(name, BF16, 16, True, False, TAPS, heads.walk_sizes(name, (9, 0)))

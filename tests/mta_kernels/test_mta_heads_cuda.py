@@ -19,7 +19,7 @@ from kernel_inputs import DEVICE, poison_memory
 from torch import Tensor
 
 from mta_kernels.multi_token_attention.bands_cuda import BandsGradient
-from mta_kernels.multi_token_attention.bands_cuda.bands import Rows
+from mta_kernels.multi_token_attention.bands_cuda.bands import BandRows
 from mta_kernels.multi_token_attention.heads_cuda import HeadMixings, heads
 from mta_kernels.operation import Convolution
 
@@ -58,12 +58,12 @@ class Case:
         """Of each position."""
         return torch.searchsorted(torch.tensor([0, *self.bounds, self.keys]), torch.arange(self.keys), right=True) - 1
 
-    def where(self) -> Rows:
+    def where(self) -> BandRows:
         documents = None
         if self.bounds:
             bounds, number = torch.tensor([0, *self.bounds, self.keys]), self.document()
             documents = torch.stack([bounds[number], bounds[number + 1]]).to(DEVICE, torch.int32)
-        return Rows(self.first_row, self.first_row, self.keys, self.keys, self.causal, documents, None)
+        return BandRows(self.first_row, self.first_row, self.keys, self.keys, self.causal, documents, None)
 
     def row_documents(self) -> Tensor:
         """Of each row; -1 where it is no query."""

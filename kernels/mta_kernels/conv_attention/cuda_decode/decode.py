@@ -64,13 +64,13 @@ def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_ta
     return size_unsupported(head_dim, query_taps, key_taps)
 
 
-class Rows(ctypes.Structure):
+class CacheRows(ctypes.Structure):
     """`struct Rows` of layout.cuh."""
 
     _fields_ = (("start", c_void_p), *fields(c_int64, "stride_batch stride_head stride_row stride_number"))
 
     @classmethod
-    def of(cls, x: Tensor) -> Rows:
+    def of(cls, x: Tensor) -> CacheRows:
         batch, heads, row, number = x.stride()
         return cls(x.data_ptr(), 2 * batch, 2 * heads, 2 * row, 2 * number)  # numbers of two bytes
 
@@ -85,7 +85,7 @@ class DecodeArguments(ctypes.Structure):
     """`struct Arguments` of layout.cuh."""
 
     _fields_ = (
-        *fields(Rows, "q k v"), ("weight", Weight), ("window", c_int), ("table", c_void_p),
+        *fields(CacheRows, "q k v"), ("weight", Weight), ("window", c_int), ("table", c_void_p),
         *fields(c_int64, "table_stride_batch table_stride_page"), ("page_bits", c_int), ("lengths", Lengths),
         *fields(c_int, "group programs splits"), ("factor", c_float),
         *fields(c_void_p, "out parts statistics arrived"),
@@ -138,7 +138,7 @@ def launch_decode(
     out = empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=device)
     scratch = empty(2 * blocks * heads, constants.depth + 2, dtype=torch.float32, device=device)
     arguments = DecodeArguments(
-        q=Rows.of(q_window), k=Rows.of(k_cache), v=Rows.of(v_cache),
+        q=CacheRows.of(q_window), k=CacheRows.of(k_cache), v=CacheRows.of(v_cache),
         weight=Weight.of(weight), window=window,
         lengths=Lengths(lengths.data_ptr(), lengths.stride(0) * lengths.element_size() // 4, batch, kv_heads),
         group=query_heads // kv_heads, programs=programs, splits=splits,

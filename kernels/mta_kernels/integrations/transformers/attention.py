@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mta_kernels.integrations.transformers.layers import is_attention, with_older_queries
-from mta_kernels.integrations.transformers.masks import Layout
+from mta_kernels.integrations.transformers.masks import MaskLayout
 from mta_kernels.integrations.transformers.options import options_of
 from mta_kernels.multi_token_attention import MultiTokenAttention
 
@@ -20,7 +20,7 @@ def mta_attention_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Layout | None,
+    attention_mask: MaskLayout | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     mta_cache: Any = None,
@@ -32,7 +32,7 @@ def mta_attention_forward(
     have plain attention. Raises ValueError or TypeError, in one sentence, for what is not supported.
     """
     _check(attention_mask, dropout, key.shape[2], kwargs)
-    layout = attention_mask or Layout()
+    layout = attention_mask or MaskLayout()
     attention: MultiTokenAttention | None = getattr(module, "mta", None)
     if attention is None:
         if not is_attention(module):
@@ -75,7 +75,7 @@ def mta_attention_forward(
 
 def _check(mask: Any, dropout: float, keys: int, kwargs: dict[str, Any]) -> None:
     """Raise ValueError or TypeError for a mask or an option that would be ignored."""
-    if mask is not None and not isinstance(mask, Layout):
+    if mask is not None and not isinstance(mask, MaskLayout):
         shape = tuple(mask.shape) if isinstance(mask, Tensor) else ""
         raise TypeError(
             f"attention_mask is a {type(mask).__name__} {shape}; attn_implementation='mta' takes the tokenizer's, "

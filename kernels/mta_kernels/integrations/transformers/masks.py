@@ -19,7 +19,7 @@ NOT_CAUSAL = (
 )
 
 
-class Layout(NamedTuple):
+class MaskLayout(NamedTuple):
     """What is not plain causal attention in a batch of N positions. None stands for a part that is."""
 
     cu_seqlens: Tensor | None = None  # [S + 1]: bounds of documents in the flattened [B * N]
@@ -40,25 +40,25 @@ def mta_mask(
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
-    attention_mask: Tensor | Layout | None = None,
+    attention_mask: Tensor | MaskLayout | None = None,
     config: Any = None,
     device: torch.device | str = "cpu",
     **options: Any,
-) -> Layout | None:
+) -> MaskLayout | None:
     """The mask of `attn_implementation="mta"`, as `AttentionMaskInterface` asks for it; None if nothing is masked.
 
     `attention_mask [B, kv_length]` is that of the tokenizer. Documents that restart `position_ids` become bounds that
     no convolution crosses. Right padding needs nothing: no token sees it. Raises ValueError for other masks. Reads the
     mask on the host, but not in a compiled graph, where PyTorch raises RuntimeError for other masks.
     """
-    if isinstance(attention_mask, Layout):
+    if isinstance(attention_mask, MaskLayout):
         return attention_mask
     if config is not None and not uses_interface(type(config).__module__.replace("configuration_", "modeling_")):
         raise ValueError(
             f"a model of {type(config).__name__} computes attention by itself and not by transformers' "
             "AttentionInterface, so that it would lose its mask; attn_implementation='mta' needs a model such as Llama"
         )
-    layout = Layout()
+    layout = MaskLayout()
     if isinstance(q_offset, Tensor) or q_offset + q_length != kv_length:
         keys = torch.zeros((), dtype=torch.long, device=device) + q_offset + q_length
         layout = layout._replace(keys=keys if q_length == 1 else int(q_offset) + q_length)

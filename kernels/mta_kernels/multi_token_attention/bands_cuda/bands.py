@@ -26,7 +26,7 @@ KEYS, THREADS = 128, 32  # of a block, which is one warp
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BandSizes:
     """Rows of a warp, about, stages of its ring, and warps for which an SM has registers."""
 
     rows: int
@@ -40,8 +40,8 @@ def rows_of_turns(turns: int, query_taps: int) -> int:
 
 
 # A warp reads QUERY_TAPS - 1 rows more than its own; the fewer these are, the more evenly SMs are busy at the end.
-CONVOLVE = Sizes(50, 3, 16)
-GRADIENTS = Sizes(104, 2, 12)
+CONVOLVE = BandSizes(50, 3, 16)
+GRADIENTS = BandSizes(104, 2, 12)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class BandConstants:
     delta: bool
     causal: bool
     documents: bool
-    sizes: Sizes
+    sizes: BandSizes
 
     threads = THREADS
 
@@ -83,7 +83,7 @@ class BandConstants:
         return Source(path, architecture, self.constants(), headers_in(FOLDER))
 
 
-class Arguments(ctypes.Structure):
+class BandArguments(ctypes.Structure):
     """`struct Arguments` of layout.cuh."""
 
     _fields_ = (
@@ -97,7 +97,7 @@ class Arguments(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Rows:
+class BandRows:
     """Stored scores `[B, H, rows, pitch]` of a chunk: row 0 is query `first_row`, at position `first_position`.
 
     A row is stored, and zero at keys that it does not see, up to the end of the block of 128 keys that the key 127
@@ -125,7 +125,7 @@ def shape_unsupported(dtype: torch.dtype, conv: Convolution) -> str | None:
 
 
 def convolve(
-    x: Tensor, out: Tensor, taps: Tensor, conv: Convolution, where: Rows, *, sizes: Sizes | None = None
+    x: Tensor, out: Tensor, taps: Tensor, conv: Convolution, where: BandRows, *, sizes: BandSizes | None = None
 ) -> None:  # fmt: skip
     """`out` is the convolution of `x` by `taps [H, cq, ck]`, both `[B, H, rows, pitch]` contiguous, fp16 or bf16.
 
@@ -143,7 +143,7 @@ class BandsGradient:
 
     def __init__(
         self, taps: Tensor, conv: Convolution, dtype: torch.dtype, causal: bool, documents: bool, batch: int,
-        chunks: Iterable[tuple[int, int]], *, delta: bool, sizes: Sizes | None = None,
+        chunks: Iterable[tuple[int, int]], *, delta: bool, sizes: BandSizes | None = None,
     ) -> None:  # fmt: skip
         """Of `chunks` with so many rows and keys (`rows`, `pitch`), and up to `batch` sequences."""
         self.taps, self.conv = taps.to(dtype).contiguous(), conv
@@ -153,7 +153,7 @@ class BandsGradient:
         shape = batch * heads, most_tasks(sizes, conv.query_taps, chunks), *conv.taps
         self.partial = torch.zeros(shape, dtype=torch.float32, device=device)
 
-    def add(self, x: Tensor, grad: Tensor, out: Tensor, where: Rows, *, above: int, owned: int) -> Tensor | None:
+    def add(self, x: Tensor, grad: Tensor, out: Tensor, where: BandRows, *, above: int, owned: int) -> Tensor | None:
         """`out` is the gradient of `x`, and `grad` that of what the convolution of `x` gave: all `[B, H, rows, pitch]`.
 
         The `owned` rows of grad from `above` on count for the taps. With `delta`, returns `sum_j x * out` of each row,
@@ -176,25 +176,25 @@ class BandsGradient:
         return self.partial.unflatten(0, (-1, heads)).sum((0, 2))
 
 
-def tiles_of(sizes: Sizes, query_taps: int, rows: int, pitch: int) -> tuple[int, int, int]:
+def tiles_of(sizes: BandSizes, query_taps: int, rows: int, pitch: int) -> tuple[int, int, int]:
     """Rows of a warp, and how many warps share rows and keys."""
     run = rows_of_turns(-(-sizes.rows // query_taps), query_taps)
     return run, -(-rows // run), -(-pitch // KEYS)
 
 
-def most_tasks(sizes: Sizes, query_taps: int, chunks: Iterable[tuple[int, int]]) -> int:
+def most_tasks(sizes: BandSizes, query_taps: int, chunks: Iterable[tuple[int, int]]) -> int:
     """Of a head, of chunks with so many rows and keys."""
     return max(math.prod(tiles_of(sizes, query_taps, *chunk)[1:]) for chunk in chunks)
 
 
 def arguments_of(
-    sizes: Sizes, x: Tensor, out: Tensor, taps: Tensor, where: Rows
-) -> tuple[Arguments, Any]:  # fmt: skip
+    sizes: BandSizes, x: Tensor, out: Tensor, taps: Tensor, where: BandRows
+) -> tuple[BandArguments, Any]:  # fmt: skip
     """What both kernels take, and tensors to keep until the launch."""
     _, heads, rows, pitch = x.shape
     run, row_tiles, key_tiles = tiles_of(sizes, taps.shape[1], rows, pitch)
     taps = taps.to(x.dtype).contiguous()
-    arguments = Arguments(
+    arguments = BandArguments(
         x=x.data_ptr(), out=out.data_ptr(), taps=taps.data_ptr(), heads=heads, rows=rows, pitch=pitch,
         first_position=where.first_position, first_row=where.first_row, query_rows=where.query_rows,
         key_rows=where.key_rows, run=run, row_tiles=row_tiles, key_tiles=key_tiles,
@@ -206,6 +206,6 @@ def arguments_of(
     return arguments, taps
 
 
-def _launch(arguments: Arguments, constants: BandConstants, x: Tensor) -> None:
+def _launch(arguments: BandArguments, constants: BandConstants, x: Tensor) -> None:
     blocks = x.shape[0] * x.shape[1] * arguments.row_tiles * arguments.key_tiles
     kernel(constants, x.device.index).launch((blocks, 1), arguments)

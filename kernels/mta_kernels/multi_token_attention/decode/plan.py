@@ -21,7 +21,7 @@ AHEAD_BYTES = 26 * 1024 * 1024  # of all values, asked for before they can be us
 
 
 @dataclass(frozen=True)
-class Launch:
+class StepLaunch:
     """What the compiler is told of a kernel."""
 
     warps: int
@@ -41,7 +41,7 @@ class OfScores:
     heads: int
     block_steps: int
     splits: int
-    launch: Launch
+    launch: StepLaunch
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Early:
     heads: int
     blocks: int
     programs: int
-    launch: Launch
+    launch: StepLaunch
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class OfLogits:
 
     block_n: int
     programs: int
-    launch: Launch
+    launch: StepLaunch
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class OfValues:
     parts: int
     ahead: int
     early: bool
-    launch: Launch
+    launch: StepLaunch
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """How a step is shared out."""
 
     of_scores: OfScores | None
@@ -95,7 +95,7 @@ class Plan:
 def plan(
     dtype: torch.dtype, head_dim: int, heads: int, kv_heads: int, operation: Operation, batch: int, capacity: int,
     device: torch.device, splits: int = 0,
-) -> Plan:  # fmt: skip
+) -> StepPlan:  # fmt: skip
     """Programs enough to fill the GPU, if there are keys enough for them; `splits` of each kind but early, unless 0."""
     block_d, block_h = max(16, next_power_of_2(head_dim)), max(16, next_power_of_2(heads))
     row, sms, room = block_d * dtype.itemsize, sm_count(device), shared_memory_limit(device)
@@ -110,7 +110,7 @@ def plan(
         of_scores = OfScores(
             config.block_n, config.pack, config.heads, config.block_steps(taps),
             splits or choose_splits(batch * kv_heads, capacity, config.block_n, at_once),
-            Launch(config.num_warps, stages, None),
+            StepLaunch(config.num_warps, stages, None),
         )  # fmt: skip
     _, span = band(operation)
     early = _early(span, operation, dtype.itemsize, heads, batch, capacity, sms, room)
@@ -118,7 +118,7 @@ def plan(
     of_v = _of_values(
         operation, dtype.itemsize, head_dim, heads, kv_heads, batch, capacity, sms, room, splits
     )  # fmt: skip
-    return Plan(of_scores, early, of_logits, of_v)
+    return StepPlan(of_scores, early, of_logits, of_v)
 
 
 def band(operation: Operation) -> tuple[int, int]:
@@ -148,14 +148,14 @@ def _of_logits(
     row: int, block_h: int, convolved: bool, batch: int, capacity: int, sms: int, room: int, splits: int
 ) -> OfLogits:
     block_n = max(32, 4096 // block_h)
-    launch = Launch(8, 1, 128)
+    launch = StepLaunch(8, 1, 128)
     if not convolved:
         block_n = max(32, min(block_n, TILE_BYTES // row))
         while block_n > 64 and batch * cdiv(capacity, block_n) < sms:
             block_n //= 2
         free = room // 2 - 16 * row - 8 * block_h * block_n - 8192
         stages = max((n for n in (2, 3, 4, 6) if (n - 1) * block_n * row <= free), default=2)
-        launch = Launch(4, stages, 168)
+        launch = StepLaunch(4, stages, 168)
     return OfLogits(block_n, splits or _in_turn(cdiv(capacity, block_n)), launch)
 
 
@@ -166,7 +166,7 @@ def _early(
     at_once = next((n for n in (4, 2) if 16 * rows * n * span * itemsize <= room // 2), 1)  # whose bands are kept
     blocks = next((n for n in BLOCKS if n * rows * at_once * span * itemsize <= OLDER_BYTES), 1)
     programs = max(1, min(cdiv(capacity, 16 * blocks), sms // (batch * cdiv(heads, at_once))))
-    return Early(at_once, blocks, programs, Launch(4, 1, 128))
+    return Early(at_once, blocks, programs, StepLaunch(4, 1, 128))
 
 
 def values_blocks(operation: Operation, head_dim: int, heads: int, itemsize: int, room: int) -> int:
@@ -198,7 +198,7 @@ def _of_values(
     ahead = min(a_part, AHEAD_BYTES // (batch * programs * parts * 16 * blocks * row))
     free = min(room // 3 - 8 * 1024, room - _mixed(operation, blocks, block_h, itemsize))
     stages = max((n for n in (2, 3, 4) if (n - 1) * block_v * row <= free), default=2)
-    launch = Launch(max(8, min(16, block_h * band(operation)[1] // 64)), stages, 128)
+    launch = StepLaunch(max(8, min(16, block_h * band(operation)[1] // 64)), stages, 128)
     convolved = operation.pre_conv is not None
     return OfValues(blocks, block_v, programs, a_part, parts, ahead, convolved, launch)
 

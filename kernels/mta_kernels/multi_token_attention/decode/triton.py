@@ -23,7 +23,7 @@ from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.multi_token_attention.arguments import NormGate
 from mta_kernels.multi_token_attention.decode.early import _mta_decode_early_kernel
 from mta_kernels.multi_token_attention.decode.keys import _mta_decode_convolved_kernel, _mta_decode_logits_kernel
-from mta_kernels.multi_token_attention.decode.plan import Launch, OfScores, Plan, band, plan
+from mta_kernels.multi_token_attention.decode.plan import OfScores, StepLaunch, StepPlan, band, plan
 from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.decode.values import _mta_decode_merge_kernel, _mta_decode_values_kernel
 from mta_kernels.multi_token_attention.decode_cuda import step as cuda_step
@@ -37,7 +37,7 @@ class _Step(NamedTuple):
 
     operation: Operation
     mixers: Mixers
-    plan: Plan
+    plan: StepPlan
     lengths: Tensor
     block_table: Tensor | None
     signature: int
@@ -177,13 +177,13 @@ def _launch_values(step: _Step, found: Tensor, v_cache: Tensor) -> Tensor:
     )  # fmt: skip
     block_d = min(32, max(16, next_power_of_2(head_dim)))
     _launch(
-        step, _mta_decode_merge_kernel, batch * heads * cdiv(head_dim, block_d), Launch(4, 3, None), True,
+        step, _mta_decode_merge_kernel, batch * heads * cdiv(head_dim, block_d), StepLaunch(4, 3, None), True,
         partial, out, tiles.programs, BLOCK_D=block_d, CHUNK=min(128, next_power_of_2(tiles.programs)),
     )  # fmt: skip
     return out
 
 
-def _launch(step: _Step, kernel: Any, programs: int, how: Launch, follows: bool, *args: Any, **own: Any) -> None:
+def _launch(step: _Step, kernel: Any, programs: int, how: StepLaunch, follows: bool, *args: Any, **own: Any) -> None:
     """Launch a kernel with the step's constants and its own; one that `follows` another waits for that itself."""
     constants = step.constants | own
     launch(

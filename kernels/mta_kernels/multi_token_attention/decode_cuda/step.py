@@ -190,7 +190,7 @@ def programs_for(sm_count: int, batch: int, capacity: int, splits: int) -> int:
     return batch * splits if splits else min(sm_count, max(1, batch * -(-capacity // FEWEST_KEYS)))
 
 
-class Arguments(ctypes.Structure):
+class StepArguments(ctypes.Structure):
     """`struct Arguments` of layout.cuh."""
 
     _fields_ = (
@@ -220,7 +220,7 @@ def newest_row(
         q_window = q_window.clone(memory_format=torch.contiguous_format)  # small
     scratch = empty(programs + batch, heads, head_dim + 1, dtype=torch.float32, device=device)
     out = empty(batch, heads, 1, head_dim, dtype=q_window.dtype, device=device)
-    arguments = Arguments(
+    arguments = StepArguments(
         q=Rows.in_bytes(q_window), k=Rows.in_bytes(k_cache), v=Rows.in_bytes(v_cache), window=window,
         pre_mix=Matrix.of(mixers.pre_mix), post_mix=Matrix.of(mixers.post_mix),
         lengths=Lengths(lengths.data_ptr(), lengths.stride(0) * lengths.element_size() // 4, batch, 1),

@@ -18,7 +18,7 @@ from torch import Tensor
 from mta_kernels.allocation import empty
 from mta_kernels.gpu_limits import capability, sm_count
 from mta_kernels.multi_token_attention.bands_cuda import bands
-from mta_kernels.multi_token_attention.bands_cuda.bands import Arguments, Rows
+from mta_kernels.multi_token_attention.bands_cuda.bands import BandArguments, BandRows
 from mta_kernels.nvrtc.compiler import Source, headers_in
 from mta_kernels.nvrtc.kernel import SecondKernel, kernel
 from mta_kernels.nvrtc.structures import ELEMENTS, fields
@@ -34,7 +34,7 @@ KERNELS = {
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MixSizes:
     """Keys of a tile, stages of a warp's ring, warps an SM, and keys of a row that follow one another in a warp."""
 
     keys: int
@@ -43,7 +43,7 @@ class Sizes:
     run: int
 
 
-TILES = {"probabilities": Sizes(128, 3, 12, 512), "logits": Sizes(128, 2, 12, 512)}
+TILES = {"probabilities": MixSizes(128, 3, 12, 512), "logits": MixSizes(128, 2, 12, 512)}
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class WalkSizes:
     unit: int
 
     @property
-    def of_a_head(self) -> bands.Sizes:
-        return bands.Sizes(self.rows, self.stages, 1)  # a block of all heads has an SM to itself
+    def of_a_head(self) -> bands.BandSizes:
+        return bands.BandSizes(self.rows, self.stages, 1)  # a block of all heads has an SM to itself
 
 
 WALKS = {
@@ -118,10 +118,10 @@ class HeadConstants:
 
 
 @dataclass(frozen=True)
-class TileConstants(HeadConstants):
+class MixTileConstants(HeadConstants):
     """The constants of probabilities.cu or logits.cu."""
 
-    sizes: Sizes
+    sizes: MixSizes
 
     threads = bands.THREADS
 
@@ -182,8 +182,8 @@ MERGE_THREADS, MERGE_BYTES = 128, 1024
 
 
 def pre_heads(
-    x: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, logsumexp: Tensor, where: Rows, *, above: int,
-    owned: int, sizes: WalkSizes | None = None,
+    x: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, logsumexp: Tensor, where: BandRows, *,
+    above: int, owned: int, sizes: WalkSizes | None = None,
 ) -> Tensor:  # fmt: skip
     """`out` is exponentials of logits: the convolution of `x` by `taps [H, cq, ck]`, mixed by `mix [H, H]` (out, in).
 
@@ -210,7 +210,7 @@ def pre_heads(
 
 
 def post_heads(
-    x: Tensor, factors: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, where: Rows, *,
+    x: Tensor, factors: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, where: BandRows, *,
     sizes: WalkSizes | None = None,
 ) -> None:  # fmt: skip
     """`out` is the probabilities of exponentials `x`, convolved by `taps` and mixed by `mix [H, H]` (in, out).
@@ -225,7 +225,7 @@ def post_heads(
 
 
 def rebuild_probabilities(
-    x: Tensor, mix: Tensor, convolved: Tensor, out: Tensor, logsumexp: Tensor, where: Rows, *, taps: Tensor,
+    x: Tensor, mix: Tensor, convolved: Tensor, out: Tensor, logsumexp: Tensor, where: BandRows, *, taps: Tensor,
     conv: Convolution, sizes: WalkSizes | None = None,
 ) -> tuple[Tensor, int]:  # fmt: skip
     """`convolved` is `x` convolved by `taps`, `out` is `exp(mix convolved - logsumexp)`: the forward's probabilities.
@@ -247,9 +247,9 @@ def rebuild_probabilities(
 
 
 def _arguments(
-    name: str, x: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, where: Rows,
+    name: str, x: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, where: BandRows,
     sizes: WalkSizes | None, *, even: bool = False,
-) -> tuple[Arguments, WalkConstants, Any]:  # fmt: skip
+) -> tuple[BandArguments, WalkConstants, Any]:  # fmt: skip
     """What all of them take, the constants, and tensors to keep until the launch; with `even` tasks or not.
 
     Even tasks are longer, and with these the forward's blocks drift apart.
@@ -303,7 +303,7 @@ class HeadMixings:
 
     def __init__(
         self, pre_mix: Tensor, post_mix: Tensor, taps: Tensor, conv: Convolution, dtype: torch.dtype, batch: int,
-        chunks: Iterable[tuple[int, int]], *, tiles: dict[str, Sizes] | None = None,
+        chunks: Iterable[tuple[int, int]], *, tiles: dict[str, MixSizes] | None = None,
         heads: WalkSizes | None = None,
     ) -> None:  # fmt: skip
         """`pre_mix [H, H]` (out, in), `post_mix [H, H]` (in, out), `taps [H, cq, ck]` of the convolution in between.
@@ -322,7 +322,7 @@ class HeadMixings:
         self.parts_pre = parts(self.tiles["logits"].warps * sm_count(device))
         self.parts_post = parts(batch, bands.most_tasks(self.heads.of_a_head, conv.query_taps, chunks))
 
-    def probabilities(self, x: Tensor, out: Tensor, logsumexp: Tensor, where: Rows) -> tuple[Tensor, int]:
+    def probabilities(self, x: Tensor, out: Tensor, logsumexp: Tensor, where: BandRows) -> tuple[Tensor, int]:
         """`out = exp(pre_mix x - logsumexp)`, zeros at keys that are not seen.
 
         logsumexp `[B, H, M]` of all queries is float32 and contiguous. Returns sums of out `[B, H, rows, segments]` and
@@ -334,7 +334,7 @@ class HeadMixings:
         self._launch("probabilities", arguments, x, where)
         return sums, arguments.run
 
-    def convolve(self, x: Tensor, out: Tensor, grad: Tensor, where: Rows, *, above: int, owned: int) -> None:
+    def convolve(self, x: Tensor, out: Tensor, grad: Tensor, where: BandRows, *, above: int, owned: int) -> None:
         """`out` is the convolution of x mixed by post_mix, and grad, that of out, becomes that of the convolution of x.
 
         The `owned` rows from `above` on count for the gradient of post_mix. `out` is other memory than x and grad.
@@ -353,8 +353,8 @@ class HeadMixings:
         del kept
 
     def differentiate(
-        self, x: Tensor, grad: Tensor, logsumexp: Tensor, residual: Tensor, delta: Tensor, where: Rows, *, above: int,
-        owned: int,
+        self, x: Tensor, grad: Tensor, logsumexp: Tensor, residual: Tensor, delta: Tensor, where: BandRows, *,
+        above: int, owned: int,
     ) -> None:  # fmt: skip
         """grad, of what `probabilities` gave for `x`, becomes that of x.
 
@@ -375,7 +375,7 @@ class HeadMixings:
         """`[H, H]` (in, out) float32."""
         return self.parts_post.sum((0, 1))
 
-    def _arguments(self, name: str, x: Tensor, where: Rows) -> TileArguments:
+    def _arguments(self, name: str, x: Tensor, where: BandRows) -> TileArguments:
         batch, _, rows, pitch = x.shape
         sizes = self.tiles[name]
         segments = -(-pitch // sizes.run)
@@ -393,14 +393,14 @@ class HeadMixings:
             arguments.loss_scale = where.loss_scale.data_ptr()
         return arguments
 
-    def _launch(self, name: str, arguments: TileArguments, x: Tensor, where: Rows) -> None:
-        constants = TileConstants(
+    def _launch(self, name: str, arguments: TileArguments, x: Tensor, where: BandRows) -> None:
+        constants = MixTileConstants(
             name, x.dtype, x.shape[1], where.causal, where.documents is not None, self.tiles[name]
         )
         kernel(constants, x.device.index).launch((arguments.warps, 1), arguments)
 
 
-def make_tasks_even(arguments: Arguments, constants: WalkConstants, where: Rows, x: Tensor) -> None:
+def make_tasks_even(arguments: BandArguments, constants: WalkConstants, where: BandRows, x: Tensor) -> None:
     """Tasks of so many rows of `x [B, H, rows, pitch]` that the last of them end nearly together."""
     last = max(where.first_position + arguments.rows, 1) if where.causal else 0
     arguments.run = rows_of_even_tasks(

@@ -112,7 +112,7 @@ def constants_for(heads: int, head_dim: int) -> LogitConstants:
     return LogitConstants(heads, head_dim)
 
 
-class Arguments(ctypes.Structure):
+class LogitArguments(ctypes.Structure):
     """`struct Arguments` of logits_layout.cuh."""
 
     _fields_ = (
@@ -179,7 +179,7 @@ def keep_logits(
     launch = _launches.get(key)
     if launch is None:
         _check(q, k, kept, scales, keys)
-        arguments = Arguments(
+        arguments = LogitArguments(
             pre=Matrix.of(pre_mix), kept=kept.data_ptr(), parts=parts.data_ptr(), scales=scales.data_ptr(),
             logsumexp=logsumexp_out.data_ptr(), sums_batch=logsumexp_out.stride(0), sums_head=logsumexp_out.stride(1),
             sums_row=logsumexp_out.stride(2), pitch=pitch, scale=scale, batch=batch, rows=rows, first_row=first_row,
@@ -190,7 +190,7 @@ def keep_logits(
     launch()
 
 
-def _launch(constants: LogitConstants, q: Tensor, k: Tensor, scales: Tensor, arguments: Arguments) -> Any:
+def _launch(constants: LogitConstants, q: Tensor, k: Tensor, scales: Tensor, arguments: LogitArguments) -> Any:
     """Both kernels laid out for the driver."""
     maps = [tensor_map(x, (1, 1, STEP_KEYS, 64)) for x in (q, k)]
     blocks, device = arguments.workers * constants.cluster, q.device.index

@@ -83,7 +83,7 @@ MAX_LAUNCHES = 1024
 _launches: dict[tuple, Any] = {}
 
 
-class Arguments(ctypes.Structure):
+class ValueArguments(ctypes.Structure):
     """`struct Arguments` of values_layout.cuh."""
 
     _fields_ = (
@@ -138,7 +138,7 @@ def _launch(
     if not batch * rows:
         return None
     constants = constants or constants_for(heads, v.shape[3])
-    arguments = Arguments(
+    arguments = ValueArguments(
         out=out.data_ptr(), out_batch=out.stride(0), out_head=out.stride(1), out_row=out.stride(2),
         scale=scale.data_ptr(), post=Matrix.of(post_mix), rows=rows, first_position=first_position, keys=keys,
         causal=causal, sequences=batch, group=heads // v.shape[1],

@@ -167,7 +167,7 @@ class Matrix(ctypes.Structure):
         return cls() if mix is None else cls(mix.data_ptr(), *mix.stride(), mix.dtype == torch.float32)
 
 
-class Arguments(ctypes.Structure):
+class RowArguments(ctypes.Structure):
     """`struct Arguments` of layout.cuh."""
 
     _fields_ = (
@@ -265,7 +265,7 @@ def _run(
     if backward:
         warps = clusters * cluster * plan.constants.warps
         parts = empty(warps, 2, heads, heads, dtype=torch.float32, device=device)
-    arguments = Arguments(
+    arguments = RowArguments(
         operands=(c_void_p * 2)(*(x.data_ptr() for x in operands)), pre=Matrix.of(pre_mix), post=Matrix.of(post_mix),
         logsumexp=logsumexp.data_ptr(), sums_batch=logsumexp.stride(0), sums_head=logsumexp.stride(1),
         sums_row=logsumexp.stride(2), documents=None if documents is None else documents.data_ptr(),

@@ -114,9 +114,9 @@ def _by_cuda(q: Tensor, convolution: Convolution) -> bool:
     return stages.convolves(convolution, stages.cuda_gpu(q.device), q.dtype)
 
 
-def rows_of_chunk(chunk: Chunk, loss_scale: Tensor | None = None) -> bands.Rows:
+def rows_of_chunk(chunk: Chunk, loss_scale: Tensor | None = None) -> bands.BandRows:
     """Where the rows of a chunk lie, as CUDA's kernels take it."""
-    return bands.Rows(
+    return bands.BandRows(
         chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.causal, chunk.documents,
         loss_scale,
     )  # fmt: skip
