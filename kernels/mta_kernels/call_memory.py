@@ -1,4 +1,4 @@
-"""What was found out once, kept within bounds: by a key, or for calls that differ in addresses and values alone."""
+"""Bounded caches of what a call has decided: by a key, or for calls that differ in addresses and values alone."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MAX_ALIKE = 16  # calls kept that have a key in common
 
 
 def keep(memory: dict[K, V], key: K, value: V, most: int = MAX_KEPT) -> V:
-    """Put `value` into `memory`, which is emptied before if it has `most` entries; the value.
+    """Put `value` into `memory`, which is emptied first if it has `most` entries; returns the value.
 
-    So that what a program uses again and again is soon there again, and what it never does goes.
+    Entries in use soon come back; entries that the program no longer uses are gone.
     """
     if len(memory) >= most:
         memory.clear()
@@ -40,21 +40,21 @@ def is_cacheable(*tensors: Tensor) -> bool:
 
 
 def may_be_known(x: Tensor) -> bool:
-    """Whether to look for a call with this tensor: nobody would see that less runs, and its shape has numbers."""
+    """Whether to look this tensor's call up: nothing observes that less runs, and its shape has no symbols."""
     return CAN_COMPARE and type(x) in PLAIN and not torch.compiler.is_compiling() and not is_traced(x)
 
 
 def tensor_guards(*tensors: Tensor) -> Any:
-    """Those of torch.compile: for the types, dtypes, devices, shapes, strides and requires_grad of tensors.
+    """The guards of torch.compile: of the types, dtypes, devices, shapes, strides and requires_grad of tensors.
 
-    And for what else would send a call of theirs to another kernel: autocast, transforms, tracers.
+    They also compare what else would change a call's kernel: autocast, transforms, tracers.
     """
     sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
-    guards: Any = TensorGuards  # whose stub has it wrong
+    guards: Any = TensorGuards  # the stub has its type wrong
     return guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 
-SCALARS = frozenset((bool, int, float, str, type(None)))  # options whose equality says all about them
+SCALARS = frozenset((bool, int, float, str, type(None)))  # equal options of these types are the same option
 
 
 class CallMemory(Generic[V]):
@@ -64,12 +64,12 @@ class CallMemory(Generic[V]):
         self._kept: dict[Hashable, list[tuple[Callable[..., bool], V]]] = {}
 
     def find(self, options: tuple[Any, ...], *tensors: Tensor) -> V | None:
-        """The value of a call that was like this one; None for one that must be looked at."""
+        """The value of a call that was like this one; None if there is none."""
         if not may_be_known(tensors[0]):
             return None
         try:
             kept = self._kept.get(_key(options, tensors[0]), ())
-        except TypeError:  # an option without a hash, with which none is kept
+        except TypeError:  # an option without a hash: no call with one is kept
             return None
         return _first_like(kept, tensors)
 
@@ -78,14 +78,14 @@ class CallMemory(Generic[V]):
         return _first_like(self._kept.get(key, ()), tensors)
 
     def keep(self, options: tuple[Any, ...], value: V, *tensors: Tensor) -> None:
-        """For calls with these options, if one like it may be known again."""
+        """Keep `value` for calls with these options, if a later call can be found again."""
         if SCALARS.issuperset(map(type, options)) and is_cacheable(*tensors):
             self.keep_known(_key(options, tensors[0]), value, *tensors)
 
     def keep_known(self, key: Hashable, value: V, *tensors: Tensor) -> None:
         """The same by a key, for tensors that are cacheable."""
         alike = self._kept.get(key, [])[-MAX_ALIKE + 1 :]
-        keep(self._kept, key, [*alike, (tensor_guards(*tensors).check, value)])  # a thread may be in the old list
+        keep(self._kept, key, [*alike, (tensor_guards(*tensors).check, value)])  # threads may read the old list
 
     def clear(self) -> None:
         """Forget all of them."""
@@ -100,5 +100,5 @@ def _first_like(kept: Iterable[tuple[Callable[..., bool], V]], tensors: tuple[Te
 
 
 def _key(options: tuple[Any, ...], first: Tensor) -> Hashable:
-    """What calls alike have in common, beside what guards compare. True is another option than 1, which it equals."""
+    """The key that calls alike share, besides what guards compare. True is another option than 1, though equal."""
     return torch.is_grad_enabled(), first.shape, options, tuple(map(type, options))

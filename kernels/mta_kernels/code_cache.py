@@ -37,7 +37,7 @@ def kept_code(path: Path) -> bytes | None:
 
 
 def keep_code(path: Path, code: bytes) -> None:
-    """Write code and then its checksum, which those who load an ELF file pass over. Raises OSError if it cannot.
+    """Write code and then its checksum, which ELF loaders ignore. Raises OSError if it cannot.
 
     Nobody else may write the file, whatever the umask.
     """
@@ -45,9 +45,9 @@ def keep_code(path: Path, code: bytes) -> None:
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """To a file that has its name only once it is complete: several processes may compile the same kernel.
+    """Write a file that has its name only once it is complete: several processes may compile the same kernel.
 
-    What is a link there is replaced, not followed. Of `mode` the file has what the umask leaves, as new folders do.
+    A link there is replaced, not followed. The umask takes bits off `mode`, as for new folders.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}")

@@ -1,7 +1,7 @@
 """The CUDA kernels of common calls, compiled ahead: `python -m mta_kernels.common_kernels`, for a wheel.
 
-`scripts/build_wheel` runs it. A call of another shape is compiled on the user's machine when it is first made, and so
-is every call where the machine code is that of a CUDA release newer than the driver.
+`scripts/build_wheel` runs it. A call of another shape compiles on the user's machine at its first call. So does every
+call if a CUDA release newer than the driver made the machine code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TAPS = (6, 11)  # of the paper's models
 HEAD_DIMS = {"hopper": (H200, (64, 96, 128, 256)), "cuda": (A100, (64, 96, 128))}
 CAUSAL_AND_PACKED = ((True, False), (True, True), (False, False))
 DECODE_HEAD_DIMS, DECODE_GROUPS = (64, 128), (4, 8)  # query heads a KV head: without sharing, decode is Triton's
-# Of these the plan of a decode step takes all its kernels: batch sizes, keys of a sequence, keys of a page or 0.
+# A decode plan takes all its kernels for these: batch sizes, keys of a sequence, keys of a page or 0.
 BATCHES, KEYS, PAGE_SIZES = (1, 64), (500, 4096, 65536), (0, 16, 256)
 
 

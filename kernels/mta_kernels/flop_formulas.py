@@ -22,7 +22,7 @@ Shape = Sequence[int]
 
 
 def count_flops(*formulas: Callable[..., int]) -> None:
-    """Let FlopCounterMode count the operators by whose names the formulas go, of their arguments, tensors as shapes."""
+    """Let FlopCounterMode count the operators with the formulas' names, from their arguments, tensors as shapes."""
     if COUNTER in sys.modules:
         _register(sys.modules[COUNTER], formulas)
         return

@@ -1,4 +1,4 @@
-"""What a GPU has, by which kernels choose their tiles; for a CPU, what the GPU has that Triton's interpreter plays."""
+"""The limits of a GPU by which kernels choose tiles; on a CPU, the limits that Triton's interpreter stands in for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from mta_kernels import planned
 from mta_kernels.torch_compile import cached_constant
 
-# A Hopper GPU.
+# On a CPU: the limits of a Hopper GPU.
 INTERPRETED_CAPABILITY = (9, 0)
 INTERPRETED_SHARED_MEMORY = 227 * 1024
 INTERPRETED_SM_COUNT = 132
@@ -20,14 +20,14 @@ LARGE_MEMORY = 64 * 2**30  # bytes of a GPU on which buffers may be larger than 
 
 
 class Gpu(NamedTuple):
-    """What decides, of a GPU that is there or not, which kernels can run on it."""
+    """What decides which kernels can run on a GPU, present or planned."""
 
     capability: tuple[int, int]
     shared_memory: int  # bytes that a block can have
 
 
 def gpu_of(device: torch.device) -> Gpu:
-    """The GPU that `device` is, or that is played there."""
+    """The limits of the GPU `device`, or of the GPU that the interpreter stands in for."""
     return Gpu(capability(device), shared_memory_limit(device))
 
 
@@ -39,7 +39,7 @@ def capability(device: torch.device) -> tuple[int, int]:
 def compiled_capability(device: torch.device) -> tuple[int, int]:
     """The compute capability that Triton compiles for on `device`: its own, or TRITON_OVERRIDE_ARCH, such as "sm80".
 
-    Kernels compiled for an older one run, too, without the copy engine and with its slower products.
+    Kernels compiled for an older GPU run, too, without the copy engine and with its slower products.
     """
     override = re.fullmatch(r"sm(\d+)(\d)", os.environ.get("TRITON_OVERRIDE_ARCH", ""))
     return (int(override[1]), int(override[2])) if override else capability(device)
@@ -56,7 +56,7 @@ def sm_count(device: torch.device) -> int:
 
 
 def has_large_memory(device: torch.device) -> bool:
-    """Whether `device` has LARGE_MEMORY. What is free has no say, so that equal calls give the same bits."""
+    """Whether `device` has LARGE_MEMORY. Free memory does not matter, so that equal calls give the same bits."""
     return device.type == "cuda" and _limits(device)[3] >= LARGE_MEMORY
 
 
@@ -66,7 +66,7 @@ def overlaps_launches(device: torch.device) -> bool:
 
 
 def tile_limits(x: torch.Tensor) -> dict[str, Any]:
-    """What decides which tiles of numbers like those of `x` fit its GPU, by the names that choices of tiles take."""
+    """The limits that a tile of elements like those `x` has must fit, by the names that choices of tiles take."""
     limits = {"compute_capability": compiled_capability(x.device), "shared_memory": shared_memory_limit(x.device)}
     return {"element_size": x.element_size(), **limits}
 
@@ -79,7 +79,7 @@ def cuda_capability(device: torch.device | int) -> tuple[int, int]:
 
 @functools.cache
 def device_name(device: torch.device) -> str:
-    """The model of a GPU; an empty text for what is none."""
+    """The model of a GPU; an empty string for other devices."""
     if gpu := planned.gpu_at(device.index):
         return gpu.name
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""

@@ -1,4 +1,4 @@
-"""What is computed, in one object that every layer passes on, from the command line to the kernels.
+"""The operation to compute, as one object that every layer passes on, from the command line to the kernels.
 
 It knows no tensor and imports no torch. A further step of the operation is one more field of `Operation`.
 """
@@ -30,7 +30,7 @@ def key_padding(key_taps: int, pad_key: str) -> int:
 
 
 def told(x: object) -> str:
-    """It as a sentence tells it: a whole number of hundreds of digits by its size."""
+    """The value as an error message shows it: a whole number of hundreds of digits by its size."""
     if not isinstance(x, int) or x.bit_length() <= 64:
         return repr(x)
     return f"about {'-' if x < 0 else ''}1e{round(x.bit_length() * math.log10(2))}"
@@ -43,7 +43,7 @@ def softmax_scale(scale: float | None, head_dim: int) -> float:
     """
     if scale is None:
         return 1.0 / math.sqrt(head_dim)
-    if not isinstance(scale, float | int):  # a compiler's numbers are, and cannot be asked for more
+    if not isinstance(scale, float | int):  # torch.compile's numbers are these; it cannot trace hasattr of them
         if not hasattr(scale, "__float__"):  # numpy's have it
             raise TypeError(f"scale is {scale!r}; expected a number, or None for 1 / sqrt(head_dim)")
         if getattr(scale, "requires_grad", False):
@@ -60,7 +60,7 @@ def softmax_scale(scale: float | None, head_dim: int) -> float:
 
 
 def is_causal(causal: Any) -> bool:
-    """The flag as Python's. Raises TypeError for what is neither True nor False: any other word would count as True."""
+    """The flag as a Python bool. Raises TypeError for anything but True and False: another word would count as True."""
     if isinstance(causal, bool):
         return causal
     try:
@@ -125,7 +125,7 @@ class Operation:
     """`gate(norm(post_mix(post_conv(softmax(pre_mix(pre_conv(scale * q k^T))))) v))`; None leaves a step out.
 
     `causal` hides from a query the keys after it. A convolution is of each head alone, a mixing of positions alone.
-    Norm and gate follow the kernels of a backend, which are told of the other steps alone.
+    Norm and gate run after the kernels of a backend, which receive only the other steps.
     """
 
     pre_conv: Convolution | None  # of the scores, before the softmax
@@ -134,7 +134,7 @@ class Operation:
     pre_mix: HeadMix | None = None
     post_conv: Convolution | None = None  # of the probabilities
     post_mix: HeadMix | None = None
-    # Not in the repr, which seeds what is drawn for a cell: a seed draws the same as before these steps.
+    # Not in the repr, which seeds the random inputs of a cell: a seed draws the same as before these fields existed.
     norm: Norm | None = field(default=None, repr=False)
     gate: Gate | None = field(default=None, repr=False)
 
@@ -143,7 +143,7 @@ class Operation:
         cls, taps: Sequence[int] | None, head_dim: int, *, causal: bool = True, scale: float | None = None,
         pad_key: str = "both",
     ) -> Operation:  # fmt: skip
-        """The operation as the public functions are told of it; `taps` are those along queries and along keys.
+        """The operation of the public functions' arguments; `taps` counts the taps along queries and along keys.
 
         Raises ValueError for an unknown `pad_key`, and TypeError for a scale or `causal` of another kind.
         """
@@ -170,7 +170,7 @@ class Operation:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the public functions take for it by keyword."""
+        """The keyword arguments with which the public functions compute it."""
         convolution = {"pad_key": self.pre_conv.pad_key} if self.pre_conv else {}
         depth = {} if self.norm is None or self.norm.depth is None else {"depth": self.norm.depth}
         return {"causal": self.causal, "scale": self.scale, **convolution, **depth}

@@ -1,4 +1,4 @@
-"""Operators that kernels run, and their gradients: registered by hand, and asked for under torch.func as well.
+"""Operators that kernels run, and their gradients: registered by hand, and differentiable under torch.func as well.
 
 On the Autograd key, since `torch.library.register_autograd` takes twice the host time.
 """
@@ -56,7 +56,7 @@ def check_no_tangents(operation: str, instead: str, *arguments: object) -> None:
 
 
 class OneLevelFunction(torch.autograd.function._SingleLevelFunction):
-    """The gradient of one operator, which torch.func transforms a level at a time, as those that PyTorch makes itself.
+    """The gradient of one operator; torch.func transforms it a level at a time, like PyTorch's own gradients.
 
     torch.autograd.Function would look for rules of its own for each of torch.func's transforms.
     """
@@ -79,7 +79,7 @@ class NoGradient(OneLevelFunction):
 
 
 def call(op: Any, *arguments: Any) -> Any:
-    """`op(*arguments)`, of one registered here, without PyTorch's dispatcher where nobody sees that."""
+    """`op(*arguments)`, of one registered here; bypasses PyTorch's dispatcher where nothing observes the call."""
     if not _is_unseen(op, arguments):
         return op(*arguments)
     kernel, apply, first = _unseen[op]
@@ -89,7 +89,7 @@ def call(op: Any, *arguments: Any) -> Any:
 
 
 def _is_unseen(op: Any, arguments: tuple) -> bool:
-    """Whether nobody sees if `op` is called, or what it comes to."""
+    """Whether nothing observes that `op` is called, or that its kernel is called instead."""
     if torch.compiler.is_compiling() or op not in _unseen:
         return False
     return can_bypass_dispatcher(*(x for x in arguments if isinstance(x, Tensor)))
@@ -136,7 +136,7 @@ def like_newest_row(q_window: Tensor, *others: Any) -> Tensor:
 
 
 def like_each(*tensors: Tensor | None) -> tuple[Tensor, ...]:
-    """Gradients without their numbers: an operator cannot return None, so that of no tensor has no numbers."""
+    """Gradients without their numbers: an operator cannot return None, so the gradient of None is an empty tensor."""
     there = next(x for x in tensors if x is not None)
     return tuple(there.new_empty(0) if x is None else x.new_empty(x.shape) for x in tensors)
 

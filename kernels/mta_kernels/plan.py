@@ -1,10 +1,10 @@
-"""What a call would run on a GPU that need not be there: its kernels, their arguments, its scratch.
+"""What a call would run on a GPU that need not be present: its kernels, their arguments, its scratch.
 
     q = torch.empty(1, 16, 4096, 64, dtype=torch.bfloat16, device="meta")
     found = plan(H200, conv_attention, q, q, q, weight)
 
-The call itself runs, with tensors without memory, and decides as always which kernels it launches. Instead of a launch
-there is a note of it. So nothing but the host code of a call says what runs, and nothing can disagree with it.
+The call itself runs on tensors without memory, and its host code decides as always which kernels to launch. A recorder
+notes each launch instead of starting it. So the plan comes from the code that launches, and cannot disagree with it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from mta_kernels.planned import A100, H200, PlannedGpu
 
 __all__ = ["A100", "H200", "KernelCall", "Plan", "PlannedGpu", "gpu_like", "on_planned", "plan"]
 
-# A tensor's address while a call is planned: a mark that no number of the kernels' arguments has, which storage it is
-# of, and the bytes from its start.
+# The address of a tensor in a planned call has three fields: a mark that no number among a kernel's arguments has, the
+# index of its storage, and its offset in bytes.
 MARK, STORAGES, OFFSETS = 0x5A, 18, 38
 
 
@@ -37,11 +37,11 @@ MARK, STORAGES, OFFSETS = 0x5A, 18, 38
 class KernelCall:
     """One launch.
 
-    `source` is what a compiler reads: a `nvrtc.compiler.Source`, or a function of Triton's; None for a kernel of
-    PyTorch. `grid` are blocks, `threads` those of one, `shared_memory` its dynamic bytes, which Triton alone knows of
-    its own kernels. `arguments` are as the kernel takes them, `constants` what is compiled in, with launch options.
-    `bytes` are of all tensors that it reads or writes, each counted once and wholly. Launches one after the other that
-    are given one structure of arguments have the bytes of its tensors together: the first of them.
+    `source` is what a compiler reads: a `nvrtc.compiler.Source`, or a Triton function; None for a kernel of PyTorch.
+    `grid` counts blocks, `threads` the threads of a block, `shared_memory` its dynamic bytes (None for Triton, which
+    alone knows them). `arguments` are as the kernel takes them; `constants` are compiled in, with launch options.
+    `bytes` counts each tensor that it reads or writes once and wholly. Where successive launches share one structure of
+    arguments, the first launch has the bytes of all its tensors.
     """
 
     name: str
@@ -69,10 +69,10 @@ class Plan:
 
 
 def plan(gpu: PlannedGpu, call: Callable[..., Any], *args: Any, backward: bool = False, **options: Any) -> Plan:
-    """The launches of `call(*args, **options)` on a GPU; with `backward` those of the gradients of what it returns.
+    """The launches of `call(*args, **options)` on a GPU; with `backward`, the launches of its backward alone.
 
-    Tensors of the meta device stand for tensors of the GPU that begin at multiples of 16 bytes. What the call decides
-    by numbers in a tensor cannot be planned. Raises what the call raises.
+    Tensors of the meta device stand for tensors of the GPU that begin at multiples of 16 bytes. A call that reads
+    numbers out of a tensor to decide what it launches cannot be planned. Raises what the call raises.
     """
     if planned.recorder() is not None:
         raise RuntimeError("a call is planned already in this thread")
@@ -112,12 +112,12 @@ def gpu_like(device: torch.device) -> PlannedGpu:
 
 
 def on_planned(gpu: PlannedGpu) -> TorchFunctionMode:
-    """A context in which tensors of the meta device say that they are on this GPU."""
+    """A context in which tensors of the meta device report this GPU as their device."""
     return _AsIfOn(Recorder(gpu))
 
 
 def _backward_as_if_on(recorder: Recorder, outputs: Sequence[Tensor]) -> None:
-    """Let each step of a backward have the mode of the forward, which autograd leaves out."""
+    """Run each node of the backward in the forward's modes, which autograd would leave out."""
     nodes = [x.grad_fn for x in outputs]
     seen = set()
     while nodes:
@@ -131,7 +131,7 @@ def _backward_as_if_on(recorder: Recorder, outputs: Sequence[Tensor]) -> None:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes what runs, and which memory there is meanwhile."""
+    """Notes the kernels that a call launches, and the memory that it holds meanwhile."""
 
     def __init__(self, gpu: PlannedGpu) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Recorder(TorchDispatchMode):
         )  # fmt: skip
 
     def _bytes_at(self, words: Iterator[int] | Sequence[int]) -> int:
-        """Of the storages that addresses among these words lie in, from the first address on."""
+        """Bytes of the storages that these words point into, each counted from the first address on."""
         first: dict[int, int] = {}
         for word in words:
             if word >> (STORAGES + OFFSETS) == MARK:
@@ -222,7 +222,7 @@ NO_KERNELS = {
 
 
 class _AsIfOn(TorchFunctionMode):
-    """Tensors of the meta device say that they are on a planned GPU."""
+    """Tensors of the meta device report a planned GPU as their device."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -253,6 +253,6 @@ def _is_meta(x: Tensor) -> bool:
 
 
 def _words(argument: Any) -> list[int]:
-    """The numbers of eight bytes of a kernel's argument."""
+    """A kernel's argument as words of eight bytes."""
     size = ctypes.sizeof(argument) // 8
     return [*(ctypes.c_uint64 * size).from_buffer_copy(argument)]

@@ -1,4 +1,4 @@
-"""GPUs that calls are only planned for, and what notes the kernels of such a call instead of launching them.
+"""GPUs that calls are only planned for, and the recorder that notes such a call's kernels instead of launching them.
 
 A planned GPU has an index from `FIRST` on, where no machine has one. `plan.plan` gives out such GPUs.
 """
@@ -17,8 +17,8 @@ KIB = 1024
 class PlannedGpu:
     """A GPU by what decides which kernels run on it.
 
-    `shared_memory` are bytes a block may have, `shared_memory_of_sm` those of a multiprocessor, `memory` bytes in all;
-    `clusters` are the multiprocessors of each graphics processing cluster, which a cluster of blocks cannot leave.
+    `shared_memory` counts the bytes of a block, `shared_memory_of_sm` of an SM, `memory` all bytes of the GPU.
+    `clusters` counts the SMs of each graphics processing cluster; a thread block cluster runs within one of these.
     Without `has_nvrtc` no kernel in CUDA C++ can be compiled.
     """
 
@@ -32,9 +32,9 @@ class PlannedGpu:
     has_nvrtc: bool = True
 
 
-# Shared memory: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". An H200 runs thirty
-# clusters of four blocks that fill a multiprocessor at once, as it would with clusters of these sizes. With three
-# blocks a multiprocessor the driver counts up to 4 % fewer clusters than these give.
+# Shared memory: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". An H200 runs at most
+# thirty clusters of four blocks, one block an SM; these cluster sizes give the same number. With three blocks an SM the
+# driver reports up to 4 % fewer clusters than these sizes give.
 H200 = PlannedGpu(
     "NVIDIA H200", (9, 0), 227 * KIB, 228 * KIB, 132, 141 * 10**9, (18, 18, 18, 18, 16, 16, 14, 14)
 )  # fmt: skip
@@ -57,18 +57,18 @@ def gpu_at(index: int | None) -> PlannedGpu | None:
 
 
 def recorder() -> Any:
-    """What this thread gives its launches to, a `plan.Recorder`; None where kernels run."""
+    """The `plan.Recorder` that receives this thread's launches; None where kernels run."""
     return getattr(_of_thread, "recorder", None)
 
 
 def record_with(found: Any) -> None:
-    """Give this thread's launches to `found` from now on; None ends that."""
+    """Give this thread's launches to `found` from now on; None ends this."""
     _of_thread.recorder = found
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedKernel:
-    """A kernel in CUDA C++ that nobody compiled: its source, and its name there."""
+    """A kernel in CUDA C++ that is not compiled: its source, and its name there."""
 
     source: Any
     name: str

@@ -1,6 +1,6 @@
 """Chunks of the staged pipeline of multi-token attention: how many query rows have their scores stored at a time.
 
-Pure numbers, which whoever predicts memory and time reads too; imports neither torch nor Triton.
+Pure numbers, which the predictions of memory and time read too; imports neither torch nor Triton.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def halo_rows(operation: Operation) -> int:
 def chunk_rows(
     operation: Operation, batch: int, heads: int, keys: int, element_size: int, *, backward: bool, large: bool = False
 ) -> tuple[int, int]:  # fmt: skip
-    """Sequences and rows of each of a chunk whose scores take at most CHUNK_BYTES, where that can be; its halo beside.
+    """A chunk's sequences, and its rows of each: scores take at most CHUNK_BYTES where possible, and the halo besides.
 
-    Of a chunk whose rows see all keys: `own_rows` has all chunks.
+    This is a chunk whose rows see all keys: `own_rows` gives all chunks.
 
     A backward has two buffers, each of half as many bytes. With convolutions it has up to five of a quarter, and a
     forward two of half; each of twice as many on a GPU with `large` memory.
@@ -60,7 +60,7 @@ def chunk_rows(
 def stored_scores(
     operation: Operation, query_rows: int, key_rows: int, own: range, *, above: int = 0, below: int = 0
 ) -> int:
-    """Of a head, what a chunk for its `own` query rows has room for: their halo, too, and keys in whole blocks."""
+    """Elements for one head of a chunk with these `own` query rows: with its halo, and keys in whole blocks."""
     keys = keys_before(own.stop + below, query_rows, key_rows, causal=operation.causal)
     return (above + len(own) + below) * pitch_of(keys)
 
@@ -69,11 +69,11 @@ def stored_scores(
 def own_rows(
     operation: Operation, query_rows: int, key_rows: int, rows: int, *, above: int = 0, below: int = 0
 ) -> tuple[range, ...]:
-    """The query rows that each chunk is for, whose halo has so many rows `above` them and `below`.
+    """The query rows that each chunk computes; its halo has `above` rows before them and `below` after.
 
-    `rows` each. With convolutions, chunks whose rows see fewer keys have more of them, where fewer chunks will do then:
-    each has room for `rows` that see all keys, and all have about as many scores. Without, the kernels of a row want
-    rows of like lengths.
+    A chunk has `rows` rows. With convolutions, chunks whose rows see fewer keys have more rows if that saves a chunk:
+    each has room for `rows` that see all keys, and all store about as many scores. Without convolutions the chunks are
+    equal: the row kernels run best on rows of like lengths.
     """
     equal = tuple(range(first, min(first + rows, query_rows)) for first in range(0, query_rows, rows))
     if not operation.is_convolved:
@@ -84,7 +84,7 @@ def own_rows(
 
     def divided(rows: int) -> tuple[range, ...]:
         most, block, found, first = stored(query_rows - rows, query_rows), _block(rows), [], 0
-        size = query_rows  # of a chunk, whose rows see more keys than those of the one before: never more rows than it
+        size = query_rows  # a later chunk sees more keys, so it never has more rows than the one before
         while first < query_rows:
             size = -(-min(size, query_rows - first) // block) * block
             while size > block and stored(first, first + size) > most:
@@ -101,5 +101,5 @@ def own_rows(
 
 
 def _block(rows: int) -> int:
-    """Of which the rows of a chunk are a multiple."""
+    """The number of which a chunk's rows are a multiple."""
     return BLOCK if rows >= BLOCK else LEAST_ROWS

@@ -1,7 +1,7 @@
-"""Who would see that an operator did not run: compilers, tracers, transforms, modes, tensor subclasses, the profiler.
+"""What would observe that an operator did not run: compilers, tracers, transforms, modes, subclasses, the profiler.
 
-Where nobody does, what the operator comes to is called instead: PyTorch's dispatcher takes the host longer than a short
-launch.
+Where nothing observes a call, the operator's kernel is called directly: PyTorch's dispatcher takes the host longer than
+a short launch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-try:  # who watches is not asked through PyTorch's public interface
+try:  # PyTorch's public interface does not report all of these
     from torch._C import (
         _are_functorch_transforms_active,
         _dispatch_isTensorSubclassLike,
@@ -18,7 +18,7 @@ try:  # who watches is not asked through PyTorch's public interface
         _is_torch_function_mode_enabled,
     )
     from torch._C._autograd import _profiler_enabled
-except ImportError:  # in a PyTorch to come: then every call takes the operator
+except ImportError:  # a later PyTorch without these: then every call goes through the dispatcher
     CAN_ASK = False
 else:
     CAN_ASK = hasattr(forward_ad, "_current_level")
@@ -42,7 +42,7 @@ def is_traced(x: Tensor) -> bool:
 
 
 def can_bypass_dispatcher(*tensors: Tensor) -> bool:
-    """Whether nobody sees which operators a call with these tensors runs."""
+    """Whether nothing observes which operators a call with these tensors runs."""
     return (
         CAN_ASK
         and not torch.compiler.is_compiling()
@@ -54,6 +54,6 @@ def can_bypass_dispatcher(*tensors: Tensor) -> bool:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether x is numbers in memory."""
+    """Whether x is an ordinary tensor in memory: no subclass, no lazy negation, no zero tensor."""
     is_other = CAN_ASK and _dispatch_isTensorSubclassLike(x)
     return type(x) in PLAIN and not is_other and not x.is_neg() and not x._is_zerotensor()

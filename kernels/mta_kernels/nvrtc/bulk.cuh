@@ -5,8 +5,8 @@
 #pragma once
 #include <common.cuh>
 
-// Four matrices as `load_matrices` loads them; of 16 x 16 numbers, named in the order of their columns, that is A of a
-// product.
+// Stores four matrices as `load_matrices` loads them. Of 16 x 16 numbers they are in the order of columns, as operand A
+// of a product.
 DEVICE void store_matrices(uint32_t address, const uint32_t (&values)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(values[0]),
                  "r"(values[1]), "r"(values[2]), "r"(values[3]) : "memory");

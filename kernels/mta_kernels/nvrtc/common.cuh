@@ -16,7 +16,7 @@ using int64_t = long long;
 #define DEVICE __device__ __forceinline__
 #define MINUS_INFINITY __uint_as_float(0xFF800000u)
 
-// Numbers of 16 bits, in memory as they are; in registers their bits travel as integers, two to a register.
+// 16-bit numbers, in memory as they are; in registers their bits are integers, two numbers to a register.
 
 struct Half {
     uint16_t bits;
@@ -45,7 +45,7 @@ template <> DEVICE float unpack<Half>(uint16_t bits) {
 }
 template <> DEVICE float unpack<Bfloat16>(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
 
-// Two numbers of fp16: infinity and NaN are the largest number instead, the others as they are.
+// Two fp16 numbers: infinity and NaN become the largest number, the others stay.
 DEVICE uint32_t finite(uint32_t halves) {
 #if __CUDA_ARCH__ >= 860
     asm("min.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(halves) : "r"(0x7BFF7BFFu));
@@ -62,7 +62,7 @@ DEVICE float exp2_fast(float x) {
     return y;
 }
 
-DEVICE uint32_t shared_memory() {  // a block's, at a multiple of what the copy engine's swizzles want
+DEVICE uint32_t shared_memory() {  // of a block, aligned for the copy engine's swizzles
     extern __shared__ __align__(1024) char bytes[];
     return (uint32_t)__cvta_generic_to_shared(bytes);
 }
@@ -84,14 +84,14 @@ DEVICE uint4 load_shared_16(uint32_t address) {
                  : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(address) : "memory");
     return values;
 }
-// Four 8 x 8 matrices of 16-bit numbers: lane 8 m + r names row r of matrix m, 16 bytes. A lane gets two numbers from
-// 2 (lane % 4) on of row lane / 4 of each.
+// Four 8 x 8 matrices of 16-bit numbers: lane 8 m + r passes the address of row r of matrix m, 16 bytes. A lane
+// receives two numbers of each, columns 2 (lane % 4) and the next of row lane / 4.
 DEVICE void load_matrices(uint32_t (&matrices)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
                  : "r"(address) : "memory");
 }
-// The same of the transposed matrices: two numbers of column lane / 4.
+// The same of the transposed matrices: the two numbers are of column lane / 4.
 DEVICE void load_matrices_transposed(uint32_t (&matrices)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])

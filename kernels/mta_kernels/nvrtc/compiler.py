@@ -1,4 +1,4 @@
-"""CUDA C++ sources to machine code: shipped in the wheel, or by NVRTC, which comes with every PyTorch that has CUDA.
+"""CUDA C++ sources to machine code: shipped in the wheel, or compiled by NVRTC, which PyTorch for CUDA brings.
 
 Through `cuda.bindings`, which PyTorch brings too: no toolkit and no compiler are needed on the user's machine. What
 NVRTC compiled is kept on disk.
@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent
 
 
 class CompileError(RuntimeError):
-    """The compiler refused a source of ours; its words are the message."""
+    """The compiler rejected a source of this package; the message is the compiler's."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +41,24 @@ class Source:
 
     @property
     def options(self) -> list[str]:
-        """The compiler's."""
+        """The compiler's command line."""
         return [
             *(f"-D{key}={value}" for key, value in self.constants.items()),
             f"--gpu-architecture={self.architecture}",
             "--std=c++17",
             "--ptxas-options=-v",
-            "--device-as-default-execution-space",  # lambdas, which older ones take for host code
+            "--device-as-default-execution-space",  # for lambdas, which older compilers take for host code
         ]
 
     @property
     def file_name(self) -> str:
-        """Of its machine code: another for whatever the compiler would read otherwise."""
+        """The name of its machine code: it changes with whatever the compiler reads."""
         parts = [*sorted(self.options), str(sorted(self.headers.items())), self.path.read_text()]
         return f"{self.path.stem}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}.cubin"
 
 
 def compile_source(source: Source) -> tuple[bytes, str]:
-    """Machine code, and what the assembler said of it. Raises CompileError with the compiler's words."""
+    """Machine code, and the assembler's report. Raises CompileError with the compiler's messages."""
     from cuda.bindings import nvrtc
 
     name, headers, options = source.path.name, source.headers, source.options
@@ -70,7 +70,7 @@ def compile_source(source: Source) -> tuple[bytes, str]:
     )  # fmt: skip
     try:
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-        # NVRTC writes into these bytes: one more than it needs, since Python shares those of a single byte.
+        # NVRTC writes into these bytes: one more than it needs, since Python caches bytes objects of length one.
         log = bytes(_checked(nvrtc.nvrtcGetProgramLogSize(program)) + 1)
         _checked(nvrtc.nvrtcGetProgramLog(program, log))
         words = log.rstrip(b"\0 \n").decode(errors="replace")
@@ -84,7 +84,7 @@ def compile_source(source: Source) -> tuple[bytes, str]:
 
 
 def headers_in(*folders: Path) -> dict[str, str]:
-    """Texts of the headers beside this file and in folders, by their names; those of a later folder replace others."""
+    """Texts of the headers beside this file and in folders, by their names; a later folder overrides an earlier one."""
     return {path.name: path.read_text() for folder in (FOLDER, *folders) for path in sorted(folder.glob("*.cuh"))}
 
 
@@ -109,7 +109,7 @@ def machine_code(source: Source) -> bytes:
 
 @functools.cache
 def version() -> str:
-    """NVRTC's, such as "13.0"."""
+    """The version of NVRTC, such as "13.0"."""
     from cuda.bindings import nvrtc
 
     result, major, minor = nvrtc.nvrtcVersion()
@@ -121,7 +121,7 @@ MISSING = "NVRTC is not installed (pip install 'mtabench[cuda]'; PyTorch for CUD
 
 
 def missing_package(device: torch.device | None = None) -> str | None:
-    """What must be installed to compile, in words, or None; for a planned GPU what that says of itself."""
+    """What must be installed to compile, in words, or None; a planned GPU has its own `has_nvrtc`."""
     gpu = None if device is None else planned.gpu_at(device.index)
     return None if (gpu.has_nvrtc if gpu else _is_installed()) else MISSING
 

@@ -1,4 +1,4 @@
-// Counters in global memory, by which the blocks of a launch take work and wait for each other's; and launches that overlap.
+// Counters in global memory, by which the blocks of a launch take work and wait for each other; and launches that overlap.
 //
 // The emulator of the tests has these functions in tests/emulator/device.cuh. Names of instructions follow the PTX ISA, 8.5.
 #pragma once
@@ -11,18 +11,18 @@ DEVICE int count_now(const int* counter) {
     return found;
 }
 
-// Numbers from 0 on, which blocks take in order. `open`: how many more than taken can be; `at_first` come on top.
+// Numbers from 0 on, which blocks take in order. `open`: how many can still be taken; `at_first` are added to it.
 struct Queue {
     int taken, open;
 };
 DEVICE int take_open(Queue& queue, int at_first) {  // a number that no other block gets, or -1
     if (count_now(&queue.open) + at_first <= 0) return -1;
     if (atomicAdd(&queue.open, -1) + at_first > 0) return atomicAdd(&queue.taken, 1);
-    atomicAdd(&queue.open, 1);  // another block was quicker
+    atomicAdd(&queue.open, 1);  // another block was faster
     return -1;
 }
 DEVICE void open_more(Queue& queue, int numbers) { atomicAdd(&queue.open, numbers); }
-// Until there may be something to take. False if `all` have been taken.
+// Waits until there may be something to take. False if `all` have been taken.
 DEVICE bool wait_for_open(const Queue& one, int at_first, const Queue& other, int all) {
     while (count_now(&one.open) + at_first <= 0 && count_now(&other.open) <= 0) {
         if (count_now(&one.taken) + count_now(&other.taken) == all) return false;
@@ -31,7 +31,7 @@ DEVICE bool wait_for_open(const Queue& one, int at_first, const Queue& other, in
     return true;
 }
 
-// What a block wrote before a barrier of its threads is seen by one that waits for the count.
+// What a block wrote before a barrier of its threads is visible to a thread that waits for the count.
 DEVICE void wait_for_count(const int* counter, int count) {
     int found;
     while (true) {
@@ -40,15 +40,15 @@ DEVICE void wait_for_count(const int* counter, int count) {
         asm volatile("nanosleep.u32 200;");
     }
 }
-// By one thread of each block, after a barrier: how many blocks came before. What those wrote is seen after another barrier.
+// By one thread of each block, after a barrier: how many blocks came before. After another barrier their writes are visible.
 DEVICE int arrive(int* counter) {
     int before;
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
     return before;
 }
 
-// Programmatic dependent launch, from Hopper on: a launch that the driver is told `follows` begins when all blocks of the
-// one before have called `let_next_start` or ended. What that one writes may be read after `wait_for_launch_before`.
+// Programmatic dependent launch, from Hopper on: a launch that `follows` another begins when all blocks of the one
+// before have called `let_next_start` or ended. `wait_for_launch_before` makes the writes of that one visible.
 DEVICE void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,6 +1,6 @@
-"""The CUDA driver as our kernels need it: load machine code and launch it.
+"""The CUDA driver API that our kernels need: load machine code and launch it.
 
-Through `cuda.bindings`, and what every launch calls through ctypes, in PyTorch's context of a device.
+Rare calls go through `cuda.bindings`, every launch through ctypes, in PyTorch's context of a device.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def cuda_release() -> int:
 
 
 def architecture(device: int) -> str:
-    """A GPU's own, such as "sm_90"."""
+    """The architecture of a GPU, such as "sm_90"."""
     major, minor = cuda_capability(device)
     return f"sm_{major}{minor}"
 
@@ -77,16 +77,16 @@ class LaunchConfig(ctypes.Structure):
 
 
 class LaunchAttribute(ctypes.Structure):
-    """`CUlaunchAttribute` of cuda.h, of a value that is a number."""
+    """`CUlaunchAttribute` of cuda.h, with a number as its value."""
 
     _fields_ = (*fields(ctypes.c_int, "id padding value"), ("rest", ctypes.c_char * 60))
 
 
 class Launch:
-    """A launch laid out for the driver; arguments are ctypes structures or numbers, `blocks` one to three numbers.
+    """A launch prepared for the driver; arguments are ctypes structures or numbers, `blocks` one to three numbers.
 
-    One that `follows` may take its place while the kernel before it finishes, for which it waits itself: Hopper on. The
-    driver reads the arguments at each launch: what they hold may change in between.
+    One that `follows` may start while the kernel before it finishes, and waits for that kernel itself (Hopper and
+    later). The driver reads the arguments at each launch: their contents may change in between.
     """
 
     def __init__(
@@ -102,13 +102,13 @@ class Launch:
         if isinstance(kernel, planned.PlannedKernel):
             self.call = lambda: planned.recorder().cuda(kernel, self.config, self._arguments)
             return
-        # As ctypes takes them without a look: a conversion costs as much as the call. cuda.bindings costs more.
+        # Types that ctypes passes on unconverted: a conversion costs as much as the call. cuda.bindings costs more.
         self.call = functools.partial(
             _libcuda().cuLaunchKernelEx, ctypes.byref(self.config), kernel, self._pointers, None
         )
 
     def give(self, *arguments: Any) -> None:
-        """Other arguments from now on."""
+        """Replace the arguments from now on."""
         self._arguments = arguments
         self._pointers[:] = [*map(ctypes.addressof, arguments)]
 
@@ -121,7 +121,7 @@ class LaunchSequence:
 
     def __init__(self, *launches: Launch) -> None:
         self._launches = launches  # keep their arguments alive
-        self._device, self._stream = launches[0].device, 0  # as a config begins
+        self._device, self._stream = launches[0].device, 0  # as a new config has them
         self._configs = [x.config for x in launches]
         self._calls = tuple(x.call for x in launches)
         if planned.gpu_at(self._device):
@@ -142,8 +142,8 @@ class LaunchSequence:
         return None
 
     def _retry(self, call: Callable[[], int], result: int) -> None:
-        """Once more what the driver refused, if all that it lacked was a context; else raises RuntimeError."""
-        if result == INVALID_CONTEXT:  # as autograd's threads begin; asking at each launch would cost as much as one
+        """Repeat a call that failed only for want of a context; else raise RuntimeError."""
+        if result == INVALID_CONTEXT:  # as in autograd's new threads; a check at each launch would cost as much as one
             _enter_context(self._device)
             result = call()
         if result:
@@ -153,7 +153,7 @@ class LaunchSequence:
 
 
 class PlannedSequence(LaunchSequence):
-    """Launches on a GPU that is only planned for."""
+    """Launches on a planned GPU: the recorder notes them."""
 
     def __call__(self) -> None:
         for call in self._calls:
@@ -164,7 +164,7 @@ def launch(
     kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: int, device: int, *args: Any,
     follows: bool = False,
 ) -> None:  # fmt: skip
-    """`LaunchSequence` of this one, once. It is laid out anew where none like it is at hand."""
+    """Launch once, by an idle `LaunchSequence` that differs in its arguments alone, else by a new one."""
     idle = _idle_launches(kernel.value, blocks, threads, shared_memory, device, len(args), follows)
     try:
         found, sequence = idle.pop()  # so that no other thread has it
@@ -179,12 +179,12 @@ def launch(
 
 @functools.lru_cache(1024)
 def _idle_launches(*alike: Any) -> list[tuple[Launch, LaunchSequence]]:
-    """Those that differ in their arguments alone."""
+    """Idle launches that differ in their arguments alone."""
     return []
 
 
 def in_context(device: int, call: Callable[[], tuple]) -> tuple:
-    """What a call of `cuda.bindings` gives; once more in PyTorch's context of a device, if all it lacked was one."""
+    """The results of a `cuda.bindings` call, repeated in PyTorch's context of a device if it lacked a context."""
     results = call()
     if int(results[0]) == INVALID_CONTEXT:  # as autograd's threads begin
         _enter_context(device)
@@ -198,7 +198,7 @@ def _libcuda() -> ctypes.CDLL:
 
 
 def _enter_context(device: int) -> None:
-    """Make PyTorch's context of a device this thread's."""
+    """Make PyTorch's context of a device current in this thread."""
     from cuda.bindings import driver
 
     checked(driver.cuCtxSetCurrent(_primary_context(device)))

@@ -1,4 +1,4 @@
-"""Kernels in CUDA C++ by their constants: compiled and loaded once a device, launched as these say."""
+"""Kernels in CUDA C++ by their constants: compiled and loaded once a device, launched as their descriptions define."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mta_kernels.nvrtc.compiler import Source, machine_code
 
 
 class KernelDescription(Protocol):
-    """What a kernel is compiled with and how it is launched; hashable."""
+    """The constants of a kernel and its launch configuration; hashable."""
 
     @property
     def kernel_name(self) -> str:
@@ -19,11 +19,11 @@ class KernelDescription(Protocol):
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
 
     @property
     def shared_memory(self) -> int:
-        """Dynamic bytes of a block."""
+        """Dynamic shared memory of a block, in bytes."""
 
     def source(self, architecture: str) -> Source:
         """The source for a GPU such as "sm_90"."""
@@ -39,13 +39,13 @@ class SecondKernel:
     shared_memory: int = 0
 
     def source(self, architecture: str) -> Source:
-        """The first one's."""
+        """The source of the first kernel."""
         return self.first.source(architecture)
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel on a device, and what all of its launches have in common."""
+    """A loaded kernel on a device, and what all of its launches have in common."""
 
     function: Any  # the driver's
     threads: int
@@ -53,7 +53,7 @@ class Kernel:
     device: int
 
     def prepared(self, blocks: tuple[int, int], *arguments: Any, follows: bool = False) -> driver.Launch:
-        """A launch of so many blocks laid out for the driver."""
+        """A launch of so many blocks, prepared for the driver."""
         shape = blocks, self.threads, self.shared_memory, self.device
         return driver.Launch(self.function, *shape, *arguments, follows=follows)
 

@@ -1,7 +1,7 @@
 """Machine code that came with the wheel, so that a first call compiles nothing: see mta_kernels/common_kernels.py.
 
-One file a source and its options, in a folder for each CUDA release that made them, `shipped/cuda-13`. A GPU's driver
-runs the machine code of its own CUDA release, of any minor version, and of those before ("CUDA Compatibility").
+One file a source and its options, in a folder for each CUDA release that compiled it, `shipped/cuda-13`. A GPU's driver
+runs the machine code of its own CUDA release, of any minor version, and of earlier ones ("CUDA Compatibility").
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ FOLDER = Path(__file__).parent / "shipped"
 
 
 def folder_of(release: int) -> Path:
-    """Where the machine code lies that CUDA `release`, such as 13, made."""
+    """The folder of the machine code that CUDA `release`, such as 13, compiled."""
     return FOLDER / f"cuda-{release}"
 
 
 def shipped_code(name: str) -> bytes | None:
-    """What was shipped under the name of a source's machine code, the newest that runs on this driver, or None."""
+    """The shipped machine code of that name, the newest that runs on this driver, or None."""
     paths = {int(path.parent.name.removeprefix("cuda-")): path for path in FOLDER.glob(f"cuda-*/{name}")}
     if not paths:
         return None

@@ -1,4 +1,4 @@
-"""C++ structures in ctypes: fields of one type in a line, and structures that sources of several folders take."""
+"""C++ structures in ctypes: fields of one type in a line, and structures shared by sources of several folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What common.cuh calls the dtypes of 16 bits, and the names with float32's.
+# The names of the 16-bit dtypes in common.cuh, and the names with float32's.
 ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
 ALL_ELEMENTS = {**ELEMENTS, torch.float32: "float"}
 
@@ -26,12 +26,12 @@ class Rows(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor) -> Rows:
-        """`x`, whose rows are contiguous, by its strides in numbers."""
+        """`x`, whose rows are contiguous, with its strides in elements."""
         return cls(x.data_ptr(), *x.stride()[:3])
 
     @classmethod
     def in_bytes(cls, x: Tensor) -> Rows:
-        """The same by its strides in bytes, of numbers of two."""
+        """The same with its strides in bytes, for 16-bit elements."""
         return cls(x.data_ptr(), *(2 * stride for stride in x.stride()[:3]))
 
 
