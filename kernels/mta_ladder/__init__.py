@@ -1,7 +1,7 @@
-"""Baselines: plain attention from three loops in C to the fastest kernels there are, and its eager definition.
+"""Baselines: plain attention from three loops in C to the fastest kernels known, and its eager definition.
 
 A rung is a module with two functions: `attention(q, k, v, *, causal, scale)`, and `unsupported(*, device, dtype,
-head_dim)`, which says in a clause why it cannot run here. It is imported when it is asked for, with what it needs.
+head_dim)`, which returns in a clause why it cannot run here. Its first use imports it, with what it needs.
 docs/design/plain-attention-ladder.md walks up the ladder. `cuda_conv` is the published approach to conv attention.
 """
 
@@ -25,7 +25,7 @@ from mta_ladder.sdpa import unsupported as sdpa_unsupported
 
 __all__ = ["RUNGS", "attention", "attention_reference", "attention_sdpa", "rung_unsupported", "sdpa_unsupported"]
 
-# The module of each rung, and what its functions take beside the rest.
+# The module of each rung, and the further options of its functions.
 _MODULES: dict[str, tuple[str, dict[str, Any]]] = {
     "c-loops": ("c_compiler", {"source": "c_loops.c"}),
     "c-tiled": ("c_compiler", {"source": "c_tiled.c"}),
@@ -47,15 +47,15 @@ RUNGS = tuple(_MODULES)
 ON_CPUS_ALONE = ("c-loops", "c-tiled")
 DIFFERENTIABLE = ("sdpa-flash", "sdpa-cudnn", "flex", "flash-attn", "flash-attn-3", "flash-attn-4")
 
-_ready: set[tuple] = set()  # rungs that can run, with what: to ask takes longer than a small kernel
+_ready: set[tuple] = set()  # rungs that can run, with what: the check takes longer than a small kernel
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, scale: float | None = None, rung: str) -> Tensor:
     """`softmax(scale * q k^T) v` for `q [B, Hq, M, D]`, `k [B, Hkv, N, D]`, `v [B, Hkv, N, Dv]`: `[B, Hq, M, Dv]`.
 
-    By the rung of that name, one of RUNGS, and by no other. Query heads are a multiple of key heads, and `M <= N`:
-    with `causal`, the queries are the last M of N positions. `scale` is `1 / sqrt(D)` unless given. Gradients are those
-    of the rungs in DIFFERENTIABLE; the others refuse inputs that want one, and dual tensors.
+    Runs the rung of that name, one of RUNGS, and no other. Query heads are a multiple of key heads, and `M <= N`: with
+    `causal`, the queries are the last M of N positions. `scale` is `1 / sqrt(D)` unless given. Only the rungs in
+    DIFFERENTIABLE have gradients; the others refuse inputs that require one, and dual tensors.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a rung that cannot run them.
     """
     try:
@@ -70,12 +70,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, scale: fl
         if wants_gradient(q, k, v):
             raise ValueError(f"rung {rung!r} has no gradient; call it under torch.no_grad(), or take rung='sdpa-flash'")
         check_no_tangents(f"rung {rung!r}", "attention_reference has them", q, k, v)
-    asked = rung, q.device, q.dtype, q.shape[3]
-    if asked not in _ready:
+    key = rung, q.device, q.dtype, q.shape[3]
+    if key not in _ready:
         reason = module.unsupported(device=q.device, dtype=q.dtype, head_dim=q.shape[3], **options)
         if reason is not None:
             raise ValueError(f"rung {rung!r} cannot run this: {reason}")
-        _ready.add(asked)
+        _ready.add(key)
     return module.attention(q, k, v, causal=causal, scale=softmax_scale(scale, q.shape[3]), **options)
 
 
@@ -100,5 +100,5 @@ def _rung(name: str) -> tuple[ModuleType, dict[str, Any]]:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """What a rung's module could not import, as a reason."""
+    """The package that a rung's module could not import, as a reason."""
     return f"{error.name} is not installed (pip install {error.name})"

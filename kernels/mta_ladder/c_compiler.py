@@ -24,7 +24,7 @@ from mta_kernels.code_cache import cache_folder, keep_code, kept_code
 
 FOLDER = Path(__file__).parent
 COMPILERS = ("cc", "gcc", "clang")
-# The first set that the compiler takes. `-fopenmp-simd` needs no library: vector loops, on one core.
+# The first set that the compiler accepts is used. `-fopenmp-simd` needs no library: vector loops, on one core.
 NATIVE = ("-O3", "-march=native")
 FLAGS = ((*NATIVE, "-fopenmp"), (*NATIVE, "-fopenmp-simd"), ("-O3", "-fopenmp"), ("-O3",))
 # q, k, v, out; batch, heads, KV heads, M, N, head dim, value dim; causal, scale, threads
@@ -32,7 +32,7 @@ ARGUMENTS: tuple[Any, ...] = (*[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 7, cty
 
 
 class CompileError(RuntimeError):
-    """There is no compiler, or it does not compile a source of ours; the text says which, in a clause."""
+    """There is no compiler, or it does not compile a source of ours; the message names the reason, in a clause."""
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, source: str) -> Tensor:
@@ -144,6 +144,6 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _telling_line(words: str) -> str:
-    """The first error in what a compiler says."""
+    """The first error in a compiler's output."""
     lines = [line.strip() for line in words.splitlines() if line.strip()] or ["it says nothing"]
     return next((line for line in lines if "error" in line), lines[-1])

@@ -2,12 +2,12 @@
 //
 //   out[i] = sum over j of exp(s[i, j] - max_i) v[j] / sum over j of exp(s[i, j] - max_i),  s[i, j] = scale q[i] . k[j]
 //
-// A block of threads computes BLOCK_ROWS rows of out, a warp 16 ROW_TILES of them, and goes through the keys in tiles
-// of KEYS. The scores of a tile are a product of the rows of q and the tile of k, and live in registers. The online
-// softmax keeps a running maximum and sum of each row; where the maximum grows, what was summed so far is rescaled.
-// The probabilities, still in registers, are the left operand of the product with the tile of v: the sums of one
-// product lie as the operand of the next. Copies into shared memory run while the warps multiply: tiles of k and v
-// come in turn, into STAGES buffers each. With one stage, v comes while k is multiplied, and the next k while v is.
+// A block of threads computes BLOCK_ROWS rows of out, each warp 16 ROW_TILES of them, and steps over the keys in tiles
+// of KEYS. A tile's scores, the product of rows of q and a tile of k, live in registers. The online softmax keeps a
+// running maximum and sum of each row; where the maximum grows, it rescales the sums so far. The probabilities, still
+// in registers, are the left operand of the product with the tile of v: the accumulator layout of one product is the
+// operand layout of the next. Copies into shared memory run while the warps multiply: tiles of k and v arrive in turn,
+// in STAGES buffers each. With one stage, v arrives while k is multiplied, and the next k while v is multiplied.
 //
 // FLOP: 2 (HEAD_DIM + VALUE_DIM) a score; a head has N^2 scores, causal half of them. Bytes: q and out once, k and v
 // once for every BLOCK_ROWS rows, mostly from L2: with 128 rows of head dim 128 that is 128 FLOP a byte.
@@ -22,10 +22,10 @@
 constexpr int THREADS = 32 * WARPS, WARP_ROWS = 16 * ROW_TILES, BLOCK_ROWS = WARPS * WARP_ROWS;
 constexpr int QK_STEPS = (HEAD_DIM + 15) / 16, PV_STEPS = KEYS / 16;              // products are 16 deep
 constexpr int DEPTH = 16 * QK_STEPS, VALUE_COLUMNS = (VALUE_DIM + 15) / 16 * 16;  // of tiles in shared memory
-constexpr bool QUERIES_IN_REGISTERS = DEPTH <= 64;                                // else there are none left for them
+constexpr bool QUERIES_IN_REGISTERS = DEPTH <= 64;                                // else they would spill
 static_assert(HEAD_DIM % 8 == 0 && VALUE_DIM % 8 == 0, "copies are of 16 bytes");
 
-// Shared memory, in bytes from its start. The block's rows of out take the place of all this at the end.
+// Shared memory, in bytes from its start. At the end the block's rows of out overwrite all of it.
 constexpr int KEY_TILE = KEYS * DEPTH * 2, VALUE_TILE = KEYS * VALUE_COLUMNS * 2;
 constexpr int QUERIES = 0, KEYS_AT = QUERIES + BLOCK_ROWS * DEPTH * 2, VALUES_AT = KEYS_AT + STAGES * KEY_TILE;
 
@@ -43,8 +43,8 @@ struct Arguments {
     int heads_together;  // so many heads' keys and values fit L2
 };
 
-// A tile is copied by eight threads a row: thread t takes chunks t % 8, t % 8 + 8, .. of rows t / 8, t / 8 + THREADS
-// / 8, ..
+// Eight threads copy a row of a tile: thread t takes chunks t % 8, t % 8 + 8, .. of rows t / 8, t / 8 + THREADS / 8, ..
+//
 
 // This thread's first chunk in rows from `row` on.
 DEVICE const uint16_t* chunk_of(const Rows& x, int batch, int head, int row) {
@@ -52,7 +52,7 @@ DEVICE const uint16_t* chunk_of(const Rows& x, int batch, int head, int row) {
     return rows + (row + (int)threadIdx.x / 8) * (int64_t)x.stride_row + threadIdx.x % 8 * 8;
 }
 
-// Begin to copy `Count` rows of a tile; those from `end` on are zeros. `source` goes on to the row after them.
+// Begin to copy `Count` rows of a tile; rows from `end` on are zeros. `source` advances to the row after them.
 template <int Numbers, int Columns, int Count>
 DEVICE void copy_tile(uint32_t tile, const uint16_t*& source, int stride, int end) {
     constexpr int chunks = Numbers / 8;
@@ -65,8 +65,8 @@ DEVICE void copy_tile(uint32_t tile, const uint16_t*& source, int stride, int en
                 copy_async(tile + in_tile<Columns>(first + row, chunk + on), source + on * 8, first + row < end);
 }
 
-// What a block computes. Blocks with the most keys come first, so that the last ones to run are short; a few heads at a
-// time share L2.
+// What a block computes. Blocks with the most keys come first, so that the last ones to run are short. Only a few heads
+// run at a time, whose keys and values fit L2.
 struct Work {
     int batch_head, first_row;
 };
@@ -91,8 +91,8 @@ template <int Numbers, int Columns> struct Tiles {
     }
 };
 
-// Of the rows of a warp a thread holds those of its number / 4 + 8 h + 16 r, and in every eight columns two numbers,
-// which lie side by side; see `multiply`.
+// A thread holds rows lane / 4 + 8 h + 16 r of its warp, and two neighbouring numbers of every eight columns; see
+// `multiply`.
 using Scores = float[ROW_TILES][KEYS / 8][4];
 using Sums = float[ROW_TILES][VALUE_COLUMNS / 8][4];
 using Statistic = float[ROW_TILES][2];
@@ -104,8 +104,8 @@ DEVICE void load_queries(uint32_t (&a)[ROW_TILES][4], uint32_t queries_at, int s
         load_matrices(a[r], at_step<DEPTH>(queries_at, step) + 16 * r * DEPTH * 2);
 }
 
-// scores += q k, for a tile of k. 16 keys are loaded while those before them are multiplied, which the compiler does
-// not see to itself.
+// scores += q k, for a tile of k. The loads of 16 keys overlap the products of the 16 before; the compiler does not
+// arrange this itself.
 DEVICE void multiply_keys(Scores& scores, Queries& queries, uint32_t queries_at, uint32_t key_tile) {
     uint32_t next_keys[2][4];
     auto load_keys = [&](int i) {
@@ -142,7 +142,7 @@ DEVICE void mask(Scores& scores, int first_key, int last_key, int keys) {
 }
 
 // The running maximum with these scores, in powers of two. It moves only where it has grown by more than 8: sum and
-// accumulator share it, so the result is the same, and the accumulator is seldom rescaled.
+// accumulator share it, so the result is the same, and rescaling is rare.
 DEVICE void follow_maximum(const Scores& scores, float scale_log2, Statistic& running_max, Statistic& running_sum,
                            Sums& accumulator) {
     Statistic rescale;
@@ -203,8 +203,8 @@ DEVICE void add_values(const Scores& scores, float scale_log2, const Statistic& 
     }
 }
 
-// The block's rows of out, through shared memory, so that a thread writes 16 bytes of a row. What is known of this
-// block and thread is computed anew: kept in registers across the loop over keys, it would not fit.
+// The block's rows of out, through shared memory, so that a thread writes 16 bytes of a row. Indices of the block and
+// thread are computed anew: kept in registers across the loop over keys, they would spill.
 DEVICE void write_out(const Arguments& args, uint32_t shared, const Sums& accumulator, const Statistic& running_sum) {
     __syncthreads();
     const int thread = thread_index(), out_row = thread / 32 * WARP_ROWS + thread % 32 / 4;
@@ -253,8 +253,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cuda_flash(const _
         keys.copy(stage * KEYS, end_key);
     }
 
-    // What a thread gives to `ldmatrix` is the address of one row of one of four matrices: of q and v, the first 16
-    // rows of eight columns and then of the next eight; of k, 16 columns of the first eight rows and then of the next.
+    // A thread passes `ldmatrix` the address of one row of one of four matrices: of q and v, the first 16 rows of eight
+    // columns and then of the next eight; of k, 16 columns of the first eight rows and then of the next.
     const uint32_t queries_at = shared + QUERIES + in_tile<DEPTH>(warp * WARP_ROWS + lane % 16, lane / 16);
     const uint32_t keys_at = shared + KEYS_AT + in_tile<DEPTH>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     const uint32_t values_at = shared + VALUES_AT + in_tile<VALUE_COLUMNS>(lane % 16, lane / 16);
@@ -276,14 +276,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cuda_flash(const _
     for (int first_key = 0; first_key < end_key; first_key += KEYS) {
         const int stage = first_key / KEYS % STAGES;
 
-        // The keys of this tile have come, and no warp reads the values before the last ones any more.
+        // The keys of this tile have arrived, and no warp still reads the values before the last ones.
         copies_wait<2 * STAGES - 2>();
         __syncthreads();
         values.copy(first_key + (STAGES - 1) * KEYS, end_key);
         Scores scores = {};
         multiply_keys(scores, query_tiles, queries_at, keys_at + stage * KEY_TILE);
 
-        // The values of this tile have come, and no warp reads its keys any more.
+        // The values of this tile have arrived, and no warp still reads its keys.
         copies_wait<2 * STAGES - 2>();
         __syncthreads();
         keys.copy(first_key + STAGES * KEYS, end_key);

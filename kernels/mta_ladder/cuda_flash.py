@@ -1,6 +1,6 @@
 """Attention in one fused CUDA kernel on the tensor cores, no score in memory: launches cuda_flash.cu.
 
-float16 and bfloat16, head dims that are multiples of 8 up to 256 (those of v may differ), sm_80 or later.
+float16 and bfloat16, sm_80 or later. Head dims are multiples of 8 up to 256; v may have another head dim than q and k.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mta_kernels.nvrtc.structures import ALL_ELEMENTS, Rows, fields, in_chunks
 from mta_ladder.cuda_unfused import device_unsupported, diagonal, rung_source
 
 MAX_HEAD_DIM = 256
-L2_BYTES = 32 << 20  # that keys and values may take: the L2 of an A100 has 40 MB, of an H200 50
+L2_BYTES = 32 << 20  # for keys and values: the L2 of an A100 has 40 MB, of an H200 50
 MAX_STRIDE = 1 << 26
 
 
@@ -37,11 +37,11 @@ class Geometry:
     warps = 4
     keys = 64  # of a tile
     stages = 1  # buffers for k, and for v
-    blocks = 2  # that share an SM: what is left for a thread are 255 registers
+    blocks = 2  # an SM: this leaves 255 registers a thread
 
     @property
     def row_tiles(self) -> int:
-        """16 rows each, a warp. Two use what is read from shared memory twice; with more columns they do not fit."""
+        """Tiles of 16 rows for a warp: two reuse what is read from shared memory, but do not fit with more columns."""
         return 2 if max(self.head_dim, self.value_dim) <= 128 else 1
 
     @property
@@ -55,7 +55,7 @@ class Geometry:
 
     @property
     def tile_bytes(self) -> dict[str, int]:
-        """Of q, k and v in shared memory, as 16-bit numbers, rows filled up to multiples of 16."""
+        """Bytes of q, k and v in shared memory, as 16-bit numbers, rows padded to multiples of 16."""
         depth, value_columns = (2 * 16 * -(-dim // 16) for dim in (self.head_dim, self.value_dim))
         return {"q": self.rows * depth, "k": self.keys * depth, "v": self.keys * value_columns}
 
@@ -97,7 +97,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) ->
 
 def launch(geometry: Geometry, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:
     """`attention` with these constants."""
-    if scale < 0:  # the kernel looks for the largest score before it multiplies by the scale
+    if scale < 0:  # the kernel takes the row maximum before it multiplies by the scale
         q, scale = -q, -scale
     near = (x if x.stride(2) <= MAX_STRIDE else x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
     q, k, v = map(in_chunks, near)
@@ -133,7 +133,7 @@ def unsupported(*, device: torch.device, dtype: torch.dtype, head_dim: int) -> s
 
 
 def tile_bytes(head_dim: int, element_size: int) -> dict[str, int]:
-    """Bytes that a block keeps on the chip, by what they are; v is as wide as q and k.
+    """Bytes that a block keeps on the chip, by their purpose; v is as wide as q and k.
 
     "q tile", "k tile" and "v tile" lie in shared memory, in numbers of `element_size` bytes; "statistics", the running
     maximum and sum of each row, and "accumulator", the sums of out, are float32 in registers.

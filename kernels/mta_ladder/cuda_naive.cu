@@ -4,10 +4,10 @@
 //   softmax_rows  scores[i] = exp(scores[i] - max) / sum, in place; one thread a row
 //   weighted_sum  out[i] = sum over j of scores[i, j] v[j]
 //
-// FLOP: 2 (D + Dv) M N a head. Bytes: the matrix of 4 M N bytes is written once, read three times and written twice
-// by the softmax, and read by the weighted sum. Besides, nothing is kept on the chip on purpose: for each two FLOP a
-// thread of the products reads two numbers, and is as fast as the caches that give them. cuda_tiled.cu reads less
-// often, and cuda_flash.cu stores no scores.
+// FLOP: 2 (D + Dv) M N a head. Bytes: the matrix of 4 M N bytes is written once, read three times and written twice by
+// the softmax, and read by the weighted sum. Nothing is reused on the chip by design: a thread of the products reads
+// two numbers for each two FLOP, so the caches bound its speed. cuda_tiled.cu reads less often, and cuda_flash.cu
+// stores no scores.
 //
 // ELEMENT, float, Half or Bfloat16, comes from the compiler's command line. Alone:
 //   nvcc -arch=sm_80 -cubin -I. -I../nvrtc -DELEMENT=Bfloat16 cuda_naive.cu

@@ -1,11 +1,11 @@
-"""Rung 8, `cutile-fmha`: the algorithm of `triton-fmha` in cuTile for Python, NVIDIA's own language of tiles.
+"""Rung 8, `cutile-fmha`: the algorithm of `triton-fmha` in cuTile for Python, NVIDIA's tile language.
 
 There is no interpreter; `fmha_kernel` takes the language as an argument, so that a test can give it one. Needs the
 extra `cutile` (cuda-tile and its compiler), a GPU of sm_80 or later and a driver of CUDA 13. Hopper needs cuda-tile
 1.4 and the compiler of CUDA 13.3.
 """
 
-# No `from __future__ import annotations`: cuTile reads those of the kernel, which name a local variable.
+# No `from __future__ import annotations`: cuTile reads the kernel's annotations, which name a local variable.
 import ctypes
 import functools
 import importlib.util

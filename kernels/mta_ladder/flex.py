@@ -1,4 +1,4 @@
-"""A top rung, `flex`: PyTorch's FlexAttention, a fused kernel that torch.compile writes for the mask it is given."""
+"""A top rung, `flex`: PyTorch's FlexAttention, a fused kernel that torch.compile generates for a mask."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def unsupported(*, device: torch.device, dtype: torch.dtype, head_dim: int) -> s
 
 @functools.lru_cache(maxsize=MOST_SHAPES)
 def _compiled(*shapes_and_options: Any) -> Callable[..., Tensor]:
-    """A compiled function for these alone. It never runs uncompiled, which would store the scores."""
+    """A function compiled for these alone. It never runs uncompiled, which would store the scores."""
     return torch_compile.compiled_apart(_flex_attention)
 
 
@@ -52,7 +52,7 @@ def _flex_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float) ->
 
 @functools.lru_cache(maxsize=MOST_SHAPES)
 def _block_mask(rows: int, keys: int, device: torch.device) -> Any:
-    """Which blocks of keys a block of queries sees wholly, in part or not at all."""
+    """The blocks of keys that a block of queries sees wholly, in part or not at all."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def seen(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:

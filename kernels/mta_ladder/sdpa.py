@@ -16,7 +16,7 @@ def attention(
     """Plain attention of `q [B, Hq, Nq, D]`, `k, v [B, Hkv, N, D]` by exactly `backend`: flash, cudnn or math.
 
     Causal takes as many queries as keys, or a single query (the newest, which sees every key).
-    Raises RuntimeError where PyTorch has no such kernel for these arguments; it never takes another.
+    Raises RuntimeError where PyTorch has no such kernel for these arguments; it never falls back to another.
     """
     if causal and q.shape[2] not in (1, k.shape[2]):
         raise ValueError(f"{q.shape[2]} queries and {k.shape[2]} keys: causal takes one query, or as many as keys")

@@ -1,7 +1,7 @@
 """Rung 6, `triton-descriptor`: the same kernel, with tiles described once and advanced in a loop.
 
-For GPUs before Hopper the compiler makes the pointers of rung 5 of them. Layouts are head-major, and K is stored
-transposed, `[D, N]`, as the product wants it.
+On GPUs before Hopper the compiler turns descriptors into the pointers of rung 5. Layouts are head-major, and K is
+stored transposed, `[D, N]`, as the product reads it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def _attention_descriptor_kernel(
 ):  # fmt: skip
     """q `[B*Hq, M, HEAD_DIM]`, k `[B*Hkv, HEAD_DIM, N]` and v `[B*Hkv, N, VALUE_DIM]` give out `[B*Hq, M, VALUE_DIM]`.
 
-    A pitch is the distance from row to row, in units of 16 bytes, which are ALIGNMENT elements: the compiler sees from
-    the product that rows are aligned, as the copy engine wants them. The grid is (query blocks, B*Hq).
+    A pitch is the distance from row to row, in units of 16 bytes (ALIGNMENT elements). So the compiler can prove from
+    the product that rows are aligned, as the copy engine needs.
     """
     head = tl.program_id(1).to(tl.int64)
     kv_head = head // group
@@ -100,8 +100,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) ->
     block_m, block_n, num_warps = tiles(max(block_d, block_v), q.element_size())
 
     def launch() -> None:
-        # A descriptor made in the kernel lies in memory that Triton asks of PyTorch. The setting is this context's
-        # alone: one made for all would replace the caller's own.
+        # A descriptor made in the kernel needs memory: Triton calls its allocator. The setting lasts for this context
+        # alone; a global one would replace the caller's.
         triton.set_allocator(lambda size, alignment, stream: empty(size, dtype=torch.int8, device=q.device))
         launch_triton(
             _attention_descriptor_kernel, (triton.cdiv(query_rows, block_m), batch * heads),

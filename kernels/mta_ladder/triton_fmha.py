@@ -1,4 +1,4 @@
-"""Rung 7, `triton-fmha`: fused multi-head attention as it is run (docs/design/plain-attention-ladder.md).
+"""Rung 7, `triton-fmha`: fused multi-head attention as used in practice (docs/design/plain-attention-ladder.md).
 
 On Hopper and later, tiles come by the copy engine (TMA), through descriptors made on the host.
 """
@@ -35,7 +35,7 @@ def _attention_fmha_kernel(
     is contiguous. `scale` is in units of log2, and positive.
     """
     if not HOST_DESCRIPTORS:
-        # The compiler sees from the products that rows begin at multiples of 16 bytes, and loads 16 bytes at once.
+        # The products prove to the compiler that rows begin at multiples of 16 bytes, so it loads 16 bytes at once.
         q_desc = describe_heads(q_desc, stride_qb * ALIGNMENT, stride_qh * ALIGNMENT, stride_qn * ALIGNMENT,
                                 heads, query_rows, HEAD_DIM, BLOCK_M, BLOCK_D, ALIGNMENT)  # fmt: skip
         k_desc = describe_heads(k_desc, stride_kb * ALIGNMENT, stride_kh * ALIGNMENT, stride_kn * ALIGNMENT,
@@ -111,7 +111,7 @@ def _attend(accumulator, running_max, running_sum, scores, v, scale, PRECISION: 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tile sizes: queries and keys of a tile, warps of a program, key and value tiles on their way at once."""
+    """Tile sizes: queries and keys of a tile, warps of a program, pipeline stages of key and value tiles."""
 
     block_m: int
     block_n: int
@@ -133,7 +133,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) ->
 
 
 def attention_with(chosen: Tiles, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:
-    """`attention` by tiles of the sizes given."""
+    """`attention` with tiles of the given sizes."""
     if scale <= 0:  # the kernel scales after it has taken the maximum
         q, scale = q * scale, 1.0
     batch, heads, query_rows, head_dim = q.shape
@@ -162,7 +162,7 @@ def attention_with(chosen: Tiles, q: Tensor, k: Tensor, v: Tensor, *, causal: bo
 def tiles(columns: int, element_size: int, compute_capability: tuple[int, int], shared_memory: int) -> Tiles:
     """Sizes for tiles of so many columns on a GPU of this capability with so many bytes of shared memory a program.
 
-    They fit there and leave no registers spilled, but for float32 with 128 columns or more.
+    They fit there and spill no registers, except float32 with 128 columns or more.
     """
     if element_size == 4:
         return Tiles(32, 32, num_warps=8, num_stages=2 if columns <= 128 else 1)

@@ -1,4 +1,4 @@
-"""Rung 5, `triton-pointer`: one fused Triton kernel that works out every address and every mask itself.
+"""Rung 5, `triton-pointer`: one fused Triton kernel that computes every address and every mask itself.
 
 Tokens are rows, as a projection leaves them: q `[M, heads * head_dim]`, one such matrix a sequence of the batch.
 """
@@ -104,7 +104,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) ->
 
 
 def tiles(columns: int, element_size: int) -> tuple[int, int, int]:
-    """BLOCK_M, BLOCK_N and warps for which the tiles, two of the keys and values, fit in 99 KiB: any GPU from sm_80."""
+    """BLOCK_M, BLOCK_N and warps whose tiles, two each of keys and values, fit in 99 KiB: any GPU from sm_80."""
     if element_size == 4:
         return 32, 32 if columns <= 128 else 16, 8
     return 64, 64 if columns <= 128 else 32, 4

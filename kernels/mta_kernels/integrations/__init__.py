@@ -1,1 +1,1 @@
-"""Multi-token attention in models of other libraries, each of which is imported when it is asked for."""
+"""Multi-token attention in models of other libraries; import the module of the one you use."""

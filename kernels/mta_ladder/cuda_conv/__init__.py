@@ -1,4 +1,4 @@
-"""The published approach to conv attention in CUDA C++: overlapping tiles, the convolution on CUDA cores."""
+"""The published approach to conv attention in CUDA C++: overlapping tiles, with the convolution on CUDA cores."""
 
 from mta_ladder.cuda_conv.attention import conv_attention
 from mta_ladder.cuda_conv.decode import conv_attention_decode

@@ -74,7 +74,7 @@ def refuse(q: Tensor, weight: Tensor) -> None:
 
 
 def taps_of(weight: Tensor) -> Tensor:
-    """The weight as float32 without gaps."""
+    """The weight as contiguous float32."""
     return weight.detach().float().contiguous()
 
 

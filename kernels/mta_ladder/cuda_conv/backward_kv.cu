@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_attention_bac
         const Matrix q = matrix_of(args.q, batch, head, length);
         const Matrix grad_out = matrix_of(args.grad_out, batch, head, length);
         const float* weight = args.weight + head * QUERY_TAPS * KEY_TAPS;
-        __syncthreads();  // the last head is done
+        __syncthreads();  // the last head is finished
         load_taps(taps, weight, args.scale_log2, false);
         load_taps(taps_back, weight, 1, true);
 

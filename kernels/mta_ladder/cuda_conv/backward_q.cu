@@ -6,7 +6,7 @@
 //   dC = P * (dP - delta), in place of dP
 //   dweight += dC against the scores, one sum a tap, over the OWN_ROWS x OWN_COLUMNS of dC that no other step has
 //   dS = transposed convolution of dC, zero where masked, in place of the scores; dq += dS k
-// All sums stay in registers; those of dweight are added to memory by atomics, so their last bits vary from run to run.
+// All sums stay in registers. Atomics add the sums of dweight to memory, so their last bits vary from run to run.
 //
 // Cost a score that counts, where W = 64 * 64 / (OWN_ROWS * OWN_COLUMNS) is what the overlap costs (1.51 at 7 x 7, 2.12
 // at 11 x 11):
@@ -29,7 +29,7 @@ struct Arguments {
     int heads, group, length, row_blocks, pad, causal;
 };
 
-// The weight's gradients that a thread sums: of GROUP_TAPS rows of taps, so that they fit in its registers. With two
+// The weight's gradients that a thread sums: GROUP_TAPS rows of taps, so that they fit in its registers. With two
 // groups, half of the warps work on each, and a thread on two patches.
 constexpr int GROUPS = QUERY_TAPS * KEY_TAPS > 56 ? 2 : 1;
 constexpr int GROUP_TAPS = (QUERY_TAPS + GROUPS - 1) / GROUPS;
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_attention_bac
     const float* weight = args.weight + head * QUERY_TAPS * KEY_TAPS;
     load_taps(taps, weight, args.scale_log2, false);
     load_taps(taps_back, weight, 1, true);
-    // Gradients of zero meet what lies around the scores, which must be finite.
+    // The products multiply zero gradients by what surrounds the scores, which must be finite.
     for (int i = threadIdx.x; i < SCORE_NUMBERS; i += THREADS) scores[i] = 0;
     for (int i = threadIdx.x; i < TILE; i += THREADS) {
         const int64_t at = (int64_t)batch_head * length + min(first_row + i, length - 1);

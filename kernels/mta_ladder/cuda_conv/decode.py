@@ -1,4 +1,4 @@
-"""Launches the two kernels of decode.cu: a split's share of the keys, and what combines the splits."""
+"""Launches the two kernels of decode.cu: one computes a split's share of the keys, one combines the splits."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ def conv_attention_decode(
 
 
 def choose_splits(batch: int, heads: int, capacity: int, device: torch.device | str) -> int:
-    """Blocks that share the keys of a query head: as many as fill the GPU once, and no more than have a step to do."""
+    """Blocks that share a query head's keys: enough to fill the GPU once, but each with at least one step."""
     wanted = BLOCKS_PER_SM * sm_count(torch.device(device)) // (batch * heads)
     return max(1, min(wanted, -(-capacity // KEYS), MAX_SPLITS))

@@ -5,8 +5,8 @@
 //   scores = q k^T, 64 x 64 from QUERY_TAPS - 1 rows above and PAD columns left of what it computes, zero where masked
 //   c = convolution of the scores in shared memory: patches of 8 rows by 4 columns in a thread's registers
 //   p = exp2(c - running maximum), in place of the scores; out = out * rescale + p v, in registers
-// The algorithm is that of github.com/Gusanidas/flash-multi-token-attention, where the strides are called B - P_q and
-// B - 2 P_k, with out kept in registers where that adds to memory at each step.
+// The algorithm is from github.com/Gusanidas/flash-multi-token-attention, which calls the strides B - P_q and B - 2
+// P_k. This kernel keeps out in registers; the original adds it to memory at each step.
 //
 // Cost a score that counts, where W = 64 * 64 / (MIXED_ROWS * MIXED_COLUMNS) is what the overlap costs (1.22 at 7 x 7,
 // 1.40 at 11 x 11):
@@ -14,7 +14,7 @@
 //     cores, with float32 sums and p rounded to 16 bits, for float32 on CUDA cores
 //   bytes of shared memory: W * (7 + QUERY_TAPS) / 8 * WINDOW read by the convolution, where WINDOW = 3 + KEY_TAPS
 //     rounded up to a multiple of 4 (26 bytes at 7 x 7); W * 12 for scores and p; W * HEAD_DIM * 9 / 32 read by the
-//     products of 16 bits, W * HEAD_DIM * 3 by those of float32
+//     16-bit products, W * HEAD_DIM * 3 by the float32 products
 //
 // Compile it alone, say for its registers, with the constants that tiles.cuh lists:
 //   nvcc -cubin -arch=sm_80 -std=c++17 -Xptxas=-v -I. -I../../nvrtc -DELEMENT=Half -DTENSOR_CORES=1 -DHEAD_DIM=64

@@ -1,4 +1,4 @@
-// What these kernels need beside common.cuh: columns of an operand, copies that run by themselves. All need sm_80.
+// What these kernels need besides common.cuh: columns of an operand, asynchronous copies. All need sm_80.
 //
 // Tests compile the kernels with a twin of this file that runs them on a CPU (tests/emulator/instructions.cuh).
 #pragma once
@@ -17,7 +17,7 @@ DEVICE void load_columns(uint32_t (&b)[4], const uint16_t* row) {
                  : "memory");
 }
 
-// 16 bytes from memory to shared memory, or zeros; there once this thread has waited.
+// Starts a copy of 16 bytes from memory to shared memory, or of zeros; complete after this thread's wait.
 DEVICE void copy_16(void* shared, const void* memory, bool inside) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
                  "l"(memory), "r"(inside ? 16 : 0) : "memory");

@@ -1,4 +1,4 @@
-"""What a shape needs of the kernels: constants, tiles, shared memory, machine code; and which shapes are refused."""
+"""The constants, tiles, shared memory and machine code of a shape; and which shapes the kernels refuse."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def unsupported(
 
 
 def device_unsupported(device: torch.device) -> str | None:
-    """Why a device has not what these kernels use, or None."""
+    """Why a device lacks what these kernels use, or None."""
     if device.type != "cuda":
         return f"its kernels need an NVIDIA GPU of sm_80 or later, not a {device.type} device"
     if reason := absent(device):

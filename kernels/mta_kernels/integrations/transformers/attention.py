@@ -48,7 +48,7 @@ def mta_attention_forward(
         return sdpa_attention_forward(
             module, query, key, value, layout.plain, dropout=dropout, scaling=scaling, **kwargs
         )
-    if scaling is not None and attention.scale != scaling:  # which a model may give another than its layer has
+    if scaling is not None and attention.scale != scaling:  # a model may pass another scaling than its layer has
         attention.scale = scaling
     if any(x.is_meta for x in attention.parameters()) and not query.is_meta:
         raise ValueError(
@@ -74,7 +74,7 @@ def mta_attention_forward(
 
 
 def _check(mask: Any, dropout: float, keys: int, kwargs: dict[str, Any]) -> None:
-    """Raise ValueError or TypeError for a mask or an option that would be ignored."""
+    """Raise ValueError or TypeError for a mask or an option that attention would ignore."""
     if mask is not None and not isinstance(mask, MaskLayout):
         shape = tuple(mask.shape) if isinstance(mask, Tensor) else ""
         raise TypeError(
@@ -103,7 +103,7 @@ def _looks_back(attention: MultiTokenAttention) -> int:
 
 
 def _flattened(attention: MultiTokenAttention, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Attention in one row of tokens, whose documents neither attention nor convolution leaves."""
+    """Attention in one row of tokens; neither attention nor a convolution crosses a document's bounds."""
     flat = [x.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for x in (q, k, v)]  # [1, heads, B * N, D]
     out: Tensor = attention(*flat, cu_seqlens=cu_seqlens)
     return out[0].transpose(0, 1).unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
@@ -122,7 +122,7 @@ def _decode(
 
 
 def _shifted(attention: MultiTokenAttention, window: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
-    """Rows of prompts that are padded on their left; those of padding are zero, those before the window any numbers.
+    """Rows of prompts with left padding: zero at the padding; rows before the window are undefined.
 
     The padding moves behind the tokens, where causal attention does not see it, and its rows move back.
     """
@@ -134,6 +134,6 @@ def _shifted(attention: MultiTokenAttention, window: Tensor, k: Tensor, v: Tenso
 
 
 def _rolled(x: Tensor, by: Tensor) -> Tensor:
-    """Each sequence of `x [B, H, N, D]` from position `by [B]` on, and behind it what was before."""
+    """`x [B, H, N, D]` with each sequence rotated to begin at position `by [B]`."""
     place = (torch.arange(x.shape[2], device=x.device) + by[:, None]) % x.shape[2]
     return x.gather(2, place[:, None, :, None].expand_as(x))

@@ -22,7 +22,7 @@ KINDS = {"full_attention": "hybrid", "sliding_attention": "hybrid_sliding"}  # t
 def reserve_states() -> None:
     """From now on new caches of models with `attn_implementation="mta"` have layers that keep states too.
 
-    `config.layer_types` cannot ask for them: models find their masks by it.
+    `config.layer_types` cannot request them: models find their masks by it.
     """
     plain = cache_utils.get_layer_types_and_kwargs
 
@@ -37,7 +37,7 @@ def reserve_states() -> None:
 
 
 def with_older_queries(cache: Any, index: int, query: Tensor, count: int) -> Tensor:
-    """The queries that layer `index` of a cache keeps, and behind them `query [B, heads, M, head_dim]`.
+    """The queries that layer `index` of a cache keeps, and after them `query [B, heads, M, head_dim]`.
 
     The last `count` are kept from now on. Raises ValueError for a cache that keeps none, or was filled without them.
     """
@@ -57,14 +57,14 @@ def with_older_queries(cache: Any, index: int, query: Tensor, count: int) -> Ten
 
 
 def add_multi_token_attention(model: PreTrainedModel, *, layers: Sequence[int] | None = None, **options: Any) -> None:
-    """Give a model that is already there multi-token attention, which at first changes nothing.
+    """Give an existing model multi-token attention, which at first changes nothing.
 
-    `layers` are those that get it, all if not given; another call gives others theirs. `options` are those of
+    `layers` get it, all if not given; another call may give other layers other options. `options` are arguments of
     `MultiTokenAttention`, by default one convolution of scores: `pre_conv=(6, 11)`; `depth="layer"` is each layer's own
     index. All are kept as `config.mta` and saved with the model. A norm or a gate changes the model at once. Raises
     ValueError for a model without causal attention layers that transformers' `AttentionInterface` reaches, for layers
-    that it does not have or that have multi-token attention, and for options that do not fit; the model is then as
-    before.
+    that it does not have or that have multi-token attention, and for options that do not fit; the model is then
+    unchanged.
     """
     _check_interface(model)
     found: list[Any] = [module for module in model.modules() if is_attention(module)]
@@ -170,7 +170,7 @@ def _attach(attention: Any, added: MultiTokenAttention) -> None:
 
 
 def _with_cache(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Hands the cache on to the attention function, which transformers does not."""
+    """Passes the cache on to the attention function, which transformers does not."""
     names = ("cache", "past_key_values", "layer_past")  # in transformers to come, in most models, in GPT-NeoX
     cache = next((kwargs[name] for name in names if name in kwargs), None)
     return args, kwargs | {"mta_cache": cache}
@@ -185,7 +185,7 @@ def _take_care_of(model: Any) -> None:
 
 
 def _with_mask(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Gives a call that is compiled a mask, without which transformers looks for documents: they break the graph."""
+    """Gives a compiled call a mask. Without one transformers looks for documents, which breaks the graph."""
     names = ("attention_mask", "position_ids", "cache", "past_key_values")
     if torch.compiler.is_compiling() and len(args) < 2 and all(kwargs.get(name) is None for name in names):
         tokens = (
@@ -196,7 +196,7 @@ def _with_mask(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _init_weights(of_the_model: Any, module: nn.Module) -> None:
-    """Initialise a module; of multi-token attention those parameters that no checkpoint had."""
+    """Initialise a module; of multi-token attention only the parameters that no checkpoint had."""
     if not isinstance(module, MultiTokenAttention):
         of_the_model(module)
         return

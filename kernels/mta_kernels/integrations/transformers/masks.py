@@ -1,4 +1,4 @@
-"""The mask of a forward pass: where sequences and documents begin, instead of which key each query sees."""
+"""The mask of a forward pass: where sequences and documents begin, not which key each query sees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_CAUSAL = (
 
 
 class MaskLayout(NamedTuple):
-    """What is not plain causal attention in a batch of N positions. None stands for a part that is."""
+    """How a batch of N positions differs from plain causal attention; None stands for a part that does not."""
 
     cu_seqlens: Tensor | None = None  # [S + 1]: bounds of documents in the flattened [B * N]
     starts: Tensor | None = None  # [B]: the first position that is no padding
@@ -45,9 +45,9 @@ def mta_mask(
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> MaskLayout | None:
-    """The mask of `attn_implementation="mta"`, as `AttentionMaskInterface` asks for it; None if nothing is masked.
+    """The mask of `attn_implementation="mta"`, as `AttentionMaskInterface` calls for it; None if nothing is masked.
 
-    `attention_mask [B, kv_length]` is that of the tokenizer. Documents that restart `position_ids` become bounds that
+    `attention_mask [B, kv_length]` comes from the tokenizer. Documents that restart `position_ids` become bounds that
     no convolution crosses. Right padding needs nothing: no token sees it. Raises ValueError for other masks. Reads the
     mask on the host, but not in a compiled graph, where PyTorch raises RuntimeError for other masks.
     """
@@ -101,7 +101,7 @@ def _starts(mask: Tensor) -> Tensor | None:
 
 
 def _hides_nothing(sees: Callable[..., Any], batch: int, row: Tensor) -> Tensor:
-    """Whether rows see the first key and no later one than their own: as under a sliding window that is long enough."""
+    """Whether rows see the first key and no key after their own, as under a sliding window that is long enough."""
     sequence, rows = torch.arange(batch, device=row.device)[:, None], row[None]
     sees_first, sees_next = sees(sequence, 0, rows, rows * 0), sees(sequence, 0, rows[:, :-1], rows[:, 1:])
     return sees_first.all() & ~sees_next.any()

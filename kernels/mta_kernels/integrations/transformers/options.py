@@ -1,4 +1,4 @@
-"""What a model's config says of multi-token attention: `config.mta`."""
+"""A model config's options of multi-token attention: `config.mta`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mta_kernels.multi_token_attention import MultiTokenAttention
 NAME = "mta"  # of the attention implementation, of the submodule in an attention layer, and in a config
 # The first version of the paper's attention: one convolution of scores. The module's other parts are options.
 FIRST = {"pre_conv": (6, 11), "pre_mix": False, "post_conv": None, "post_mix": False, "norm": False, "gate": False}
-OF_THE_MODEL = ("causal", "scale", "dtype", "device")  # options of the module that no config says
+OF_THE_MODEL = ("causal", "scale", "dtype", "device")  # options of the module that a config cannot set
 KEYS = (
     "layers",
     *(
@@ -57,7 +57,7 @@ def options_of(config: Any, layer: int) -> dict[str, Any] | None:
 
 
 def with_group(config: Any, layers: Sequence[int] | None, options: Mapping[str, Any]) -> Any:
-    """`config.mta` with these layers besides, of a config whose layers so far have theirs."""
+    """`config.mta` with a group for these layers added; no layer's earlier options change."""
     group = dict(options) | ({} if layers is None else {"layers": list(layers)})
     before = getattr(config, "mta", None)
     if before is None:
