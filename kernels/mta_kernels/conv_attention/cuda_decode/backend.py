@@ -24,7 +24,7 @@ def why_not(request: Request) -> str | None:
 
 
 def _passes_unsupported(request: Request) -> str | None:
-    """Why not the forward, or if gradients may be asked for the backward."""
+    """Why the forward cannot run, or the backward if a tensor requires a gradient; None if they can."""
     taps = request.operation.conv.taps
     reason = forward.shape_unsupported(request.dtype, request.head_dim, *taps)
     if reason is None and request.gradients and request.head_dim > ON_EVERY_GPU:
@@ -48,19 +48,19 @@ def platform_unsupported(device: torch.device | str) -> str | None:
     return missing_package(device)
 
 
-# A forward is taken before Triton's up to so many of its multiply-adds. At 0.61 of them (head dim 64, 6 x 11 taps) it
-# takes 0.56 to 1.12 of Triton's time on an H100 and an H200, where Triton has the faster products of Hopper. Those of
-# both passes are the same share, or up to 0.02 less.
+# A forward ranks before Triton's up to this share of its multiply-adds. At a share of 0.61 (head dim 64, 6 x 11 taps)
+# it takes 0.56 to 1.12 of Triton's time on an H100 and an H200, where Triton has the faster products of Hopper. Both
+# passes together have the same share, or up to 0.02 less.
 MOST_MULTIPLY_ADDS = 0.65
-# Above, on Hopper GPUs, its forward alone takes 1.4 to 2.3 times Triton's time, and both passes 0.65 to 0.96. Triton's
-# kernels as they are compiled for sm_80 take longer than this forward, too (docs/design/cuda-forward.md).
+# Above it, on Hopper GPUs, the forward alone takes 1.4 to 2.3 times Triton's time, and both passes 0.65 to 0.96.
+# Triton's kernels compiled for sm_80 take longer than this forward, too (docs/design/cuda-forward.md).
 MOST_HEAD_DIM = 128
 
 
 def rank(request: Request) -> int | None:
-    """Its place before Triton where it is the faster, and behind it elsewhere.
+    """Rank this backend before Triton where it is faster, after it elsewhere.
 
-    Decode: where query heads share KV heads, or where the numbers of a key do not lie side by side.
+    Faster in decode: where query heads share KV heads, or where the numbers of a key are not contiguous.
     """
     if request.decode is None:
         return 2 if _pays(request) else 4
@@ -69,7 +69,7 @@ def rank(request: Request) -> int | None:
 
 
 def _pays(request: Request) -> bool:
-    """Whether it has so much less to multiply than Triton that it is the faster."""
+    """Whether it has so much less to multiply than Triton that it is faster."""
     taps = request.operation.conv.taps
     is_wide_forward = not request.gradients and not statically_true(request.head_dim <= MOST_HEAD_DIM)
     of_triton = (min(taps) + 1) * request.head_dim
@@ -79,10 +79,10 @@ def _pays(request: Request) -> bool:
 
 @cached_constant
 def _multiplies_alike(device: torch.device | str, is_wide_forward: bool) -> bool:
-    """Whether Triton's products are this kernel's on a GPU, or both were measured there: not on sm_100 to sm_110.
+    """Whether Triton's products are this kernel's on a GPU, or measurements cover both: not on sm_100 to sm_110.
 
-    Those have products of tensor memory, which Triton uses, and nobody has measured them against this kernel. Hopper
-    has products that make Triton the faster in a forward of wide heads.
+    On those Triton uses products of tensor memory, which were not measured against this kernel. On Hopper Triton's
+    products make it the faster one in a forward of wide heads.
     """
     device = torch.device(device)
     alike = (8, 12) if is_wide_forward else (8, 9, 12)

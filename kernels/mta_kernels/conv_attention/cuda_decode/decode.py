@@ -28,12 +28,12 @@ from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import ELEMENTS, Weight, fields
 from mta_kernels.operation import Operation
 
-SPARE = 1 << 17  # counts set to zero ahead, half a MiB
+SPARE = 1 << 17  # counters zeroed ahead, half a MiB
 
 _lock = threading.Lock()
 _of_stream: dict[tuple[torch.device, int], Tensor] = {}
 _spare: dict[torch.device, Tensor] = {}
-_captured: list[Tensor] = []  # kept
+_captured: list[Tensor] = []  # kept alive
 
 
 def arrivals(count: int, device: torch.device) -> Tensor:
@@ -44,7 +44,7 @@ def arrivals(count: int, device: torch.device) -> Tensor:
         spare = _spare.get(device)
         if torch.cuda.is_current_stream_capturing():
             if spare is None or len(spare) < count:
-                return torch.zeros(count, dtype=torch.int32, device=device)  # a small kernel of the graph
+                return torch.zeros(count, dtype=torch.int32, device=device)  # a small kernel in the graph
             _spare[device] = spare[count:]
             _captured.append(spare[:count])
             return _captured[-1]
@@ -98,11 +98,10 @@ def conv_attention_decode(
 ) -> Tensor:  # fmt: skip
     """One decode step by the CUDA kernel, for arguments already checked: `[B, Hq, 1, D]`.
 
-    With `splits="auto"` the keys of all sequences and KV heads are shared evenly among about one program a
-    multiprocessor, by the lengths on the device; a number shares each KV head's keys among so many programs. Caches of
-    any strides are read in place, those whose rows are not whole, aligned chunks of 16 bytes slowly. A length of 0
-    gives zeros. Nothing waits for the GPU: fit for a CUDA graph. Raises ValueError for splits or a block_table that do
-    not fit.
+    With `splits="auto"` about one program an SM shares the keys of all sequences and KV heads evenly, by the lengths on
+    the device; a number is the programs that share each KV head's keys. Caches of any strides are read in place, slowly
+    if their rows are not contiguous, aligned 16-byte chunks. A length of 0 gives zeros. Nothing waits for the GPU: fit
+    for a CUDA graph. Raises ValueError for splits or a block_table that do not fit.
     """
     check_splits(splits)
     if block_table is not None:
@@ -124,7 +123,7 @@ def launch_decode(
     operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor,
     block_table: Tensor | None, *, splits: int, plan: DecodePlan,
 ) -> Tensor:  # fmt: skip
-    """Run the kernel as planned; `splits` is 0 for "auto"."""
+    """Run the planned kernels; `splits` is 0 for "auto"."""
     batch, query_heads, window, head_dim = q_window.shape
     kv_heads, device, constants = k_cache.shape[1], q_window.device, plan.constants
     heads = constants.heads * constants.sharing

@@ -1,23 +1,23 @@
 // Conv attention of one new query a sequence, from the KV cache, for sm_80 and later: one read of K and V.
 //
-// With one query the query taps fold into it (factor = scale * log2(e); all scores are in powers of two):
+// With one query, its taps fold into the query (factor = scale * log2(e); all scores are in powers of two):
 //   folded[b] = factor * sum over a of weight[a, b] q_window[a]      a few vectors a head, made once
 //   r[b, y]   = folded[b] . k[y]                                    tensor cores
 //   c[j]      = sum over b of r[b, j - PAD + b]                     along the diagonals of r
 //   out       = sum over j of 2^(c[j] - max) v[j] / sum over j of 2^(c[j] - max)
-// The newest QUERY_TAPS - 1 keys are not seen by all queries of the window. Their columns of r are computed apart, from
-// the queries that see them, and put over those of the tensor cores: no other key knows of the mask.
+// Not all queries of the window see the newest QUERY_TAPS - 1 keys. Their columns of r are computed apart, from the
+// queries that see them, and replace the tensor cores' columns: other keys need no mask.
 //
 // A program takes a run of the keys (work.cuh). Its warps take tiles of 32 keys, and of as many values, in turn, by
-// cp.async into a warp's STAGES buffers: what a program reads lies side by side. A tile has the columns y of r, and the
-// values of the scores that these complete, which end KEY_TAPS - 1 - PAD keys earlier; what a column adds to later
-// scores is carried on. All HEADS query heads of a KV head, 1, 2 or 4, share the read; where they do not fit,
-// HEAD_BLOCKS programs read the same keys side by side. More heads are many_heads.cu's.
+// cp.async into a warp's STAGES buffers: a program reads contiguous memory. A tile has the columns y of r, and the
+// values of the scores that these complete, which end KEY_TAPS - 1 - PAD keys earlier; a warp carries on what a column
+// adds to later scores. All HEADS query heads of a KV head, 1, 2 or 4, share the read; where they do not fit,
+// HEAD_BLOCKS programs read the same keys at the same time. many_heads.cu takes more heads.
 // Both products have keys or dimensions as rows, and taps or heads as columns, of which tensor cores take eight at a
 // time:
 //   r^T [keys x taps] = k folded^T,   out^T [dimensions x heads] = v^T p^T
-// At the end warps add up in shared memory, and programs that share a head through global memory: each writes its part,
-// and the last to come adds them up, and sets the count of those that came to zero for the next call.
+// At the end warps add up in shared memory, and programs that share a head through global memory: each writes its part.
+// The last one to finish adds them up, and sets the count of finished programs to zero for the next call.
 //
 // K and V are read once, at the speed of memory, if warps multiply faster than keys come: at 4.3 TB/s and 132 SMs 32 keys
 // of both every 1000 cycles at HEAD_DIM 128. A warp issues about 530 instructions for them with four heads, a quarter of
@@ -30,7 +30,7 @@
 #include "fold.cuh"
 #include "last_program.cuh"
 
-// Where of KEYS places a warp's r has column y of a tap. `offset` is y - tap but for what a lane adds, from `least` to 7.
+// The place among KEYS of column y of a tap in a warp's r. `offset` is y - tap without the lane's own part, `least` to 7.
 DEVICE uint32_t place_of(int of_lane, int offset, int least) {
     if (offset + least >= 0) return (of_lane + offset) * R_KEY;
     if (offset + 7 < 0) return (of_lane + offset + KEYS) * R_KEY;
@@ -81,9 +81,9 @@ DEVICE void multiply_keys(int lane, uint32_t keys, uint32_t folded, uint32_t r) 
     }
 }
 
-// What a warp has of one segment. A lane has a key of each tile: `carried` is what the columns so far add to the next
-// tile's first scores. All lanes know the number that is subtracted from a head's scores; `sum` is of this lane's keys.
-// Of `out` a lane has dimensions lane / 4, and 8 more, of every 16, and heads 2 (lane % 4) and the next of every 8.
+// A warp's state for one segment. A lane has a key of each tile: `carried` is what the columns so far add to the next
+// tile's first scores. All lanes hold the number that is subtracted from a head's scores; `sum` is of this lane's keys.
+// Of `out` a lane holds dimensions lane / 4, and 8 more, of every 16, and heads 2 (lane % 4) and the next of every 8.
 struct Sums {
     float out[STEPS][4];
     float carried[HEADS], subtracted[HEADS], sum[HEADS];
@@ -97,8 +97,8 @@ struct Sums {
     }
 };
 
-// The scores of the key that this lane's column completes. What the columns add to the next tile's scores goes to the
-// next warp by way of `slots`; the last warp's goes to warp 0, which keeps it until its next tile.
+// The scores of the key that this lane's column completes. `slots` pass what the columns add to the next tile's scores
+// to the next warp; the last warp passes it to warp 0, which keeps it until its next tile.
 DEVICE void add_diagonals(int lane, uint32_t r, uint32_t slots, float (&carried)[HEADS], float (&scores)[HEADS]) {
     const int first = lane - (KEY_TAPS - 1);
     const uint32_t at = r + (first & KEYS - 1) * R_KEY;
@@ -126,7 +126,7 @@ DEVICE void add_diagonals(int lane, uint32_t r, uint32_t slots, float (&carried)
     }
 }
 
-// Subtract a greater number from now on, where scores have become so large that probabilities might overflow.
+// Subtract a greater number from now on: scores have become so large that probabilities might overflow.
 DEVICE void raise(int lane, const float (&scores)[HEADS], Sums& sums) {
     float scale[HEADS];
 #pragma unroll
@@ -180,7 +180,7 @@ DEVICE void add_values(int lane, uint32_t values, uint32_t probabilities, Sums& 
         }
 }
 
-// The newest keys' columns of r over those of the tensor cores.
+// The newest keys' columns of r replace the columns from the tensor cores.
 DEVICE void put_newest(int lane, uint32_t r, uint32_t newest, int length, int first_column) {
 #pragma unroll 1
     for (int i = lane; i < ROWS * NEWEST; i += 32) {
@@ -191,13 +191,13 @@ DEVICE void put_newest(int lane, uint32_t r, uint32_t newest, int length, int fi
     }
 }
 
-// A segment's keys, by all warps. `prepare` is called while the first of them are on their way; false if it gives false.
+// A segment's keys, by all warps. Calls `prepare` while the first keys are in flight; false if it returns false.
 template <class Prepare>
 DEVICE bool attend(const Arguments& args, Stream& stream, uint32_t shared, Sums& sums, Prepare prepare) {
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     const uint32_t r = shared + SCRATCH_AT + warp * SCRATCH, probabilities = r + PROBABILITIES;
 #pragma unroll 1
-    for (int tile = -STAGES;; tile++) {  // at first only loads
+    for (int tile = -STAGES;; tile++) {  // the first rounds only load
         if (tile == 0) {
             if (!prepare()) return false;
             sums.clear();
@@ -236,7 +236,7 @@ DEVICE bool attend(const Arguments& args, Stream& stream, uint32_t shared, Sums&
     }
 }
 
-// Adds up the warps' sums of a segment, and the programs' if this is the last of those that share the head.
+// Adds up the warps' sums of a segment, and the programs' sums if this is the last program that shares the head.
 DEVICE void finish(const Arguments& args, const Segment& segment, uint32_t shared, Sums& sums) {
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     const uint32_t scratch = shared + SCRATCH_AT + warp * SCRATCH;
@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     Sums sums;
     Stream stream;
     for (bool first = true, more = true;; first = false) {
-        // A head's first keys are on their way while the head before it is finished.
+        // A head's first keys are in flight while the head before it is finished.
         Segment segment = work.segment;
         Window window;
         stream.tiles = 0;

@@ -1,4 +1,4 @@
-// Shared memory of few_heads.cu, and what is made there for a segment before its keys: the folded queries, and the newest
+// Shared memory of few_heads.cu, and what a segment prepares there before its keys: the folded queries, and the newest
 // keys' columns of r.
 #pragma once
 #include "stream.cuh"
@@ -11,8 +11,8 @@ constexpr int PAIRS_AT_ONCE = ROW_PAIRS < MOST_PAIRS ? ROW_PAIRS : MOST_PAIRS;
 static_assert(8 % HEADS == 0 && HEADS <= 4 && SHARING == 1 && KEYS == 32 && KEY_TAPS <= KEYS, "a lane a key");
 
 constexpr int FOLDED_AT = WARPS * 2 * RING, SCRATCH_AT = FOLDED_AT + ROW_PAIRS * 16 * PITCH;
-// Of a warp, in the loop: r, where the column y of a tap b is at y - b of KEYS, so that a score's numbers are at one
-// place of all taps; and the probabilities, [KEYS, 8 heads]. Then its part of out.
+// Of a warp, in the loop: r, where column y of tap b is at y - b of KEYS, so that a score's numbers are at the same
+// place of all taps; and the probabilities, [KEYS, 8 heads]. After the loop its part of out.
 constexpr int R_KEY = HEADS * 4, R_PITCH = KEYS * R_KEY + R_KEY + HEADS * 16;  // of a tap: no bank conflicts
 constexpr int PROBABILITIES = larger(ROW_TILES * TAPS_A_TILE * R_PITCH, SCRATCH_OUT);
 constexpr int SCRATCH = PROBABILITIES + KEYS * 16;
@@ -30,7 +30,7 @@ static_assert(FLAG_AT + 4 == SHARED_BYTES, "as in plan.py");
 constexpr int COLUMNS = NEWEST > 0 ? NEWEST : 1;  // to divide by
 constexpr int WINDOW_ROWS = HEADS * QUERY_TAPS, WEIGHTS = WINDOW_ROWS * KEY_TAPS;
 constexpr int WINDOW_CHUNKS = (WINDOW_ROWS + NEWEST) * CHUNKS;
-// Chunks, and weights, that a thread reads before the first keys, the others behind them.
+// Chunks, and weights, that a thread reads before the first keys; the others follow them.
 constexpr int EARLY_CHUNKS = WINDOW_CHUNKS > 7 * THREADS ? 8 : (WINDOW_CHUNKS + THREADS - 1) / THREADS;
 constexpr int EARLY_WEIGHTS = WEIGHTS > 7 * THREADS ? 8 : (WEIGHTS + THREADS - 1) / THREADS;
 
@@ -43,8 +43,8 @@ DEVICE float dot(uint32_t a, uint32_t b) {
            to_float(ELEMENT{(uint16_t)(a >> 16)}) * to_float(ELEMENT{(uint16_t)(b >> 16)});
 }
 
-// The last QUERY_TAPS queries of all heads, below them the newest keys, the last one first, and the weights: on
-// their way from global memory to `scratch`.
+// The last QUERY_TAPS queries of all heads, then the newest keys, the last one first, and the weights: in flight from
+// global memory to `scratch`.
 struct Window {
     uint4 chunks[EARLY_CHUNKS];
     float weights[EARLY_WEIGHTS];
@@ -115,7 +115,7 @@ DEVICE float of_head(const float (&numbers)[HEADS], int head) {  // without an a
     return number;
 }
 
-// In these units no sum of taps times queries is larger than the queries. `fold_unit` of Triton's kernels says the same.
+// In these units no sum of taps times queries exceeds the queries, as with `fold_unit` of Triton's kernels.
 // A lane has a key tap.
 DEVICE void find_units(const Arguments& args, uint32_t weights, float (&units)[HEADS]) {
     const int lane = thread_index() % 32;
@@ -162,7 +162,7 @@ DEVICE void fold(const Arguments& args, const Segment& segment, uint32_t scratch
         }
     }
     if (reads_newest(segment)) {
-        // Four lanes a product of a query and a key. A query sees the key if it is not older.
+        // Four lanes compute a product of a query and a key. A query sees the key if it is not older.
         const int quarter = thread % 4;
 #pragma unroll 1
         for (int i = thread / 4; i < (WINDOW_ROWS * NEWEST + 7) / 8 * 8; i += THREADS / 4) {

@@ -2,7 +2,7 @@
 #pragma once
 #include "hopper_layout.cuh"
 
-// Of a tile's rows from `first` on those parts of `Part` rows that have some from `begin` to `end`: at once if these are all.
+// Copies a tile's rows from `first` on, in parts of `Part` rows with some in `begin` to `end`; in one copy if all rows are.
 template <int Part, class Whole, class Copy>
 DEVICE void copy_rows(uint32_t full, int first, int begin, int end, Whole copy_whole, Copy copy_part) {
     const int from = max(begin - first, 0) / Part, to = min(max(end - first + Part - 1, 0) / Part, KEYS / Part);
@@ -15,7 +15,7 @@ DEVICE void copy_rows(uint32_t full, int first, int begin, int end, Whole copy_w
     }
 }
 
-// By one thread. In pages, a tile of keys lies in one page, and the first DELAY values in that of the tile before.
+// By one thread. In pages, a tile of keys lies in one page, and its first DELAY values in the page of the tile before.
 DEVICE void produce(Work& work, const Arguments& args, const Maps& maps, uint32_t shared) {
     if (QUERIES_FIRST) barrier_wait(shared + ASKED_AT, 0);
     int buffer = 0;

@@ -1,9 +1,9 @@
-// What hopper_heads.cu makes in shared memory for a segment before its keys: the folded queries, and what the newest keys add
-// to scores.
+// What hopper_heads.cu prepares in shared memory for a segment before its keys: the folded queries, and what the newest keys
+// add to scores.
 #pragma once
 #include "hopper_layout.cuh"
 
-// Where a lane's numbers of the window and of the weight are: of query tap `tap` of a KV head's head, and of the next ones.
+// Where a lane's numbers of the window and of the weight are: of query tap `tap` of a KV head's head, and of the next taps.
 struct Source {
     const char *queries, *weights;
     int first, end;  // taps from `tap` on that there are
@@ -22,7 +22,7 @@ struct Source {
         const bool exists = inside && tap >= first && tap < end;
         return exists ? *(const uint4*)(queries + tap * args.q.stride_row + further * 16) : uint4{0, 0, 0, 0};
     }
-    // A weight as it is in memory, so that no load is waited for before the next; and what it is.
+    // A weight's bits as loaded, so that no load waits for the one before; and its value.
     DEVICE uint32_t weight_bits(const Arguments& args, int tap, int further, bool inside) const {
         const int64_t at = tap * args.weight.stride_query + further * args.weight.stride_key;
         if (!inside || tap >= end) return 0;
@@ -33,8 +33,8 @@ struct Source {
     }
 };
 
-// A power of two from which numbers up to `largest` are less than 2^(exponent + 1) away. That of weights times that of queries
-// is finite: queries of fp16 are below 2^16.
+// A power of two from which numbers up to `largest` are less than 2^(exponent + 1) away. The weights' unit times the queries'
+// unit is finite: queries of fp16 are below 2^16.
 DEVICE float unit_of(float largest, int exponent) {
     const int biased = min(max((int)(__float_as_uint(largest) >> 23) - exponent, 67), 247);
     return __uint_as_float(biased << 23);
@@ -46,7 +46,7 @@ DEVICE float largest_of_warp(float x) {
 }
 
 // What the newest keys, which not all queries of the window see, add to the last scores of a head, by a warp: [SPAN]. Query
-// tap a and the key that lies so far back add w[a, NEWEST + TAIL - 1 - back - i] times their product to score i.
+// tap a and the key `back` before the newest add w[a, NEWEST + TAIL - 1 - back - i] times their product to score i.
 struct Newest {
     uint4 keys[(HEAD_DIM + 31) / 32];
 
@@ -90,9 +90,9 @@ struct Newest {
     }
 };
 
-// The folded queries of a head, by a warp: [16 key taps x 16] [16 x 8 dimensions], where the left operand has weights as
-// two numbers of 16 bits each, that add up to them. A column of product i is dimension 8 column + i, so that a lane loads
-// and stores whole chunks. In fp16, the result is in units of a power of two.
+// The folded queries of a head, by a warp: [16 key taps x 16] [16 x 8 dimensions]. The left operand has each weight as
+// the sum of two 16-bit numbers. A column of product i is dimension 8 column + i, so that a lane loads and stores whole
+// chunks. In fp16, the result is in units of a power of two.
 DEVICE void fold_head(const Arguments& args, const Segment& segment, int first_head, int head, bool is_first, bool reads_newest,
                       uint32_t shared) {
     const int lane = thread_index() % 32, tap = lane % 4 * 2, key_tap = lane / 4;
@@ -128,7 +128,7 @@ DEVICE void fold_head(const Arguments& args, const Segment& segment, int first_h
         const float of_weights = unit_of(largest_of_warp(largest), 0), of_queries = unit_of(largest_of_warp(largest_query), 10);
 #pragma unroll
         for (int i = 0; i < 4; i++) weights[i / 2][i % 2] *= inverse_of(of_weights);
-        unit = of_weights * of_queries, inverse = inverse_of(of_queries);  // eight products of less than 2 x 2^11 fit fp16
+        unit = of_weights * of_queries, inverse = inverse_of(of_queries);  // eight products below 2 x 2^11 fit fp16
     }
     if (lane == 0) store_shared(shared + UNITS_AT + head * 4, unit);
     uint32_t left[4];

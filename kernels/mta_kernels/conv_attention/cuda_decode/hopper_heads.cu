@@ -4,13 +4,13 @@
 //   r [keys x folded queries] = k folded^T,   out^T [dimensions x heads] = v^T p^T      both wgmma, all in shared memory
 //
 // A program takes a run of the keys (work.cuh). A producer thread copies tiles of KEYS keys, and of as many values, into a
-// ring of STAGES buffers. Consumer warp groups take tiles in turn. SHARING of them share a tile, with HEADS query heads
-// each. At the end they add up in shared memory. What programs that share a head leave the last of them adds up, if the launch
+// ring of STAGES buffers. Consumer warp groups take tiles in turn; SHARING of them share a tile, with HEADS query heads each.
+// At the end they add up in shared memory. The last program of a head adds up all its programs' parts, or merge.cu does.
 // has counts for it, else merge.cu.
 //
-// The copy engine permutes a tile's keys, and fold_head orders the folded queries, such that a thread has RUN neighbouring
-// keys with all taps of CLASS_HEADS heads. It adds the diagonals of r in registers. What a run adds to the scores behind it
-// goes to the next lanes by shuffles, and through shared memory to the next warp and the next tile.
+// The copy engine permutes a tile's keys, and fold_head orders the folded queries, so that a thread has RUN neighbouring
+// keys with all taps of CLASS_HEADS heads. It adds the diagonals of r in registers. Shuffles pass what a run adds to later
+// scores to the next lanes, and shared memory passes it to the next warp and the next tile.
 //
 // The newest keys, which not all queries of the window see, are zeros in the product. What they add is computed apart.
 #include "hopper_copies.cuh"
@@ -22,7 +22,7 @@
 struct Consumer {
     uint32_t shared;
     int group, lane, warp;  // of the group's four
-    int of_team;            // of those that share tiles
+    int of_team;            // of the warp groups that share tiles
     float out[SLABS][4];
     float subtracted[CLASS_HEADS], sum[CLASS_HEADS], unit[CLASS_HEADS];
 
@@ -58,10 +58,10 @@ struct Consumer {
         }
     }
 
-    // Scores of the tile in `buffer`: of a run, and what it adds behind it.
+    // Scores of the tile in `buffer`: of a run, and what the run adds to scores after it.
     DEVICE void multiply_keys(const Tiles& tiles, int tile, int buffer, float (&scores)[CLASS_HEADS][RUN + BEHIND]) const {
         const uint32_t keys = wait(buffer);
-        const int newest = tiles.length - NEWEST - tiles.column(tile);  // from this column on, none are multiplied here
+        const int newest = tiles.length - NEWEST - tiles.column(tile);  // from this column on, not multiplied here
         const int before = -tiles.column(tile);  // and none before this one
         if (newest < KEYS || before > 0) {
             clear(keys, [&](int row) {
@@ -92,7 +92,7 @@ struct Consumer {
         }
     }
 
-    // Passes on what runs add to the scores behind them. `number` is that of the tile among all of the program.
+    // Passes on what runs add to the scores after them. `number` counts the program's tiles.
     DEVICE void carry_on(int number, bool is_first, float (&scores)[CLASS_HEADS][RUN + BEHIND]) const {
         const int run = lane / 4, round = number / ROUND;
         const auto slot = [&](int of_group, int of_round, int of_warp) {
@@ -134,7 +134,7 @@ struct Consumer {
                 }
     }
 
-    // Subtract a greater number from now on, where scores have become so large that probabilities might overflow.
+    // Subtract a greater number from now on: scores have become so large that probabilities might overflow.
     DEVICE void raise(const float (&maxima)[CLASS_HEADS]) {
         float maximum[CLASS_HEADS];
 #pragma unroll
@@ -173,7 +173,7 @@ struct Consumer {
             large |= maxima[i] > subtracted[i] + MOST;
         }
         const bool rises = warpgroup_any(1 + group, large);
-        if (warp == 0 && lane == 0) barrier_arrive(shared + HANDED_AT + group * 8);  // all have stored and loaded what is carried
+        if (warp == 0 && lane == 0) barrier_arrive(shared + HANDED_AT + group * 8);  // all have stored and loaded carried scores
         if (rises) raise(maxima);
         const uint32_t to = shared + PROBABILITIES_AT + group * PROBABILITIES + (warp * OF_WARP + lane / 4 * RUN) / 8 * 128 +
                             lane / 4 * RUN % 8 * 2 + lane % 4 * 32;
@@ -244,7 +244,7 @@ struct Consumer {
                 store_shared(shared + MAXIMA_AT + at, subtracted[i] == LEAST ? MINUS_INFINITY : subtracted[i]);
             }
         }
-        block_sync(OF_ALL, THREADS);  // all have done with the folded queries
+        block_sync(OF_ALL, THREADS);  // all have finished with the folded queries
 #pragma unroll
         for (int i = 0; i < SLABS * 4; i++) {
             const int number = i / 4 * 64 + warp * 16 + i / 2 % 2 * 8 + lane / 4;
@@ -275,7 +275,7 @@ struct Consumer {
             }
             write_part(args, segment, head, number, maximum, total, value);
         }
-        block_sync(OF_ALL, THREADS);  // all have read what the next folded queries take the place of
+        block_sync(OF_ALL, THREADS);  // all have read what the next folded queries overwrite
         const auto meet = [] { block_sync(OF_ALL, THREADS); };
         if (LAST_ADDS_UP && segment.programs > 1 && last_to_come(args, segment, shared + MAXIMA_AT, meet)) add_parts(args, segment);
     }

@@ -1,4 +1,4 @@
-"""The constants of hopper_heads.cu for a shape, and what the copy engine is told of the caches of keys and values."""
+"""The constants of hopper_heads.cu for a shape, and the copy engine's maps of the caches of keys and values."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from mta_kernels.nvrtc.structures import ELEMENTS, fields
 from mta_kernels.operation import Convolution
 
 HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(64, 129, 8), 8, 16  # taps at most
-NARROW, FEWEST_OF_TWO = 64, 2048  # two query heads a KV head have so many keys a program up to this head dim
+NARROW, FEWEST_OF_TWO = 64, 2048  # two query heads a KV head need so many keys a program up to this head dim
 FEWEST_KEYS = 256  # of a program whose warp groups share tiles: many_heads.cu is faster with fewer
 HEADS, MOST_SHARING = 8, 2  # of a consumer warp group, and warp groups that share a tile
 KEYS, RUN = 128, 4  # of a tile, and of a thread
-GROUP = 8 * RUN  # keys of a warp, the fewest that are copied
-VALUES = 8  # the fewest that are copied in pages
-SLAB = 64  # numbers of a row that are copied together
+GROUP = 8 * RUN  # keys of a warp, the fewest that a copy takes
+VALUES = 8  # the fewest that a copy takes in pages
+SLAB = 64  # numbers of a row that one copy takes
 MOST_STAGES = 12
 # Registers of a consumer's threads and of the producer's, by the number of consumer warp groups.
 REGISTERS = {1: (240, 40), 2: (232, 40), 3: (152, 56), 4: (112, 32)}
 NARROW_REGISTERS = REGISTERS | {4: (104, 64)}  # up to NARROW: else the producer of pages spills some
-PROMOTION = 128  # bytes that L2 asks memory for at a time: faster than 256
+PROMOTION = 128  # bytes of an L2 fetch from memory: faster than 256
 MAX_MAPS = 1024
 
 
@@ -42,7 +42,7 @@ class HopperConstants(KernelConstants):
     """The constants of hopper_heads.cu and merge.cu.
 
     `teams` of `sharing` consumer warp groups, of `heads` query heads each, take tiles in turn, from a ring of `stages`
-    buffers. If `last_adds_up`, the last of the programs that share a KV head adds up their parts, not merge.cu.
+    buffers. If `last_adds_up`, the last of the programs that share a KV head adds up their parts; else merge.cu does.
     """
 
     teams: int
@@ -66,13 +66,13 @@ class HopperConstants(KernelConstants):
 
     @property
     def delay(self) -> int:
-        """Keys by which a tile's scores, and its values, end before its columns."""
+        """Keys by which a tile's scores and values lag behind its columns."""
         behind = self.conv.key_taps - 1 - self.conv.pad
         return -(-behind // VALUES) * VALUES if self.paged else behind
 
     @property
     def columns(self) -> int:
-        """Folded queries of a warp group, those that fill up a product among them."""
+        """Folded queries of a warp group, with those that pad a product."""
         return -(-self.heads * self.conv.key_taps // 8) * 8
 
     @property
@@ -81,7 +81,7 @@ class HopperConstants(KernelConstants):
 
     @property
     def stage_bytes(self) -> int:
-        """A buffer and its two mbarriers."""
+        """Bytes of a buffer and its two mbarriers."""
         return self._slabs * KEYS * SLAB * 2 + 16
 
     @property
@@ -99,7 +99,7 @@ class HopperConstants(KernelConstants):
         return self.stages * self.stage_bytes + beside
 
     def source(self, architecture: str = "sm_90a") -> Source:
-        """Whatever the architecture, it is compiled for sm_90a."""
+        """The source, compiled for sm_90a whatever the architecture."""
         registers = NARROW_REGISTERS if self.head_dim <= NARROW else REGISTERS
         consumer_registers, producer_registers = registers[self.consumers]
         element = ELEMENTS[self.dtype]
@@ -142,7 +142,7 @@ def hopper_plan_on(
 
 
 def pays(plan: DecodePlan | None, group: int, keys: int) -> TypeGuard[DecodePlan]:
-    """Whether there is a plan, and it is faster than that of other kernels for so many keys of all KV heads."""
+    """Whether there is a plan, and it is faster than the other kernels' plans for so many keys of all KV heads."""
     if plan is None:
         return False
     if group == 2 and plan.constants.head_dim <= NARROW:
@@ -160,7 +160,7 @@ class Maps(ctypes.Structure):
 
 
 class KeyLayout(NamedTuple):
-    """A cache of keys as groups of GROUP keys in two dimensions; sequences, or pages, are so many of either apart."""
+    """A cache of keys as groups of GROUP keys in two dimensions; `..._apart` is the distance of sequences or pages."""
 
     groups: int
     heads: int
@@ -194,7 +194,7 @@ _maps: dict[tuple, Maps] = {}
 
 
 def maps(k: Tensor, v: Tensor, constants: HopperConstants) -> Maps:
-    """What the kernel is told of caches that `are_describable`. Remembered."""
+    """The copy engine's maps of caches that `are_describable`; cached."""
     key = k.data_ptr(), v.data_ptr(), k.shape, k.stride(), v.stride(), k.dtype, constants.paged, constants.delay
     found = _maps.get(key)
     return keep(_maps, key, _describe(k, v, constants), MAX_MAPS) if found is None else found

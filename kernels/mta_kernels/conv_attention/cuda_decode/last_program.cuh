@@ -1,11 +1,11 @@
-// The sum of programs that share a head, by the last of them to come. With few heads that is faster than merge.cu.
+// The last program to finish sums over all programs that share a head. With few heads that is faster than merge.cu.
 #pragma once
 #include "merge.cuh"
 
 // A warp's part becomes the sum of every WARPS'th program's.
 DEVICE void add_programs(const Arguments& args, uint32_t shared, int first_program, int programs) {
     constexpr int VECTORS = HEADS * DEPTH / 4;
-    constexpr int COUNT = (VECTORS + 31) / 32, AT_ONCE = COUNT > 4 ? 1 : 3;  // on their way
+    constexpr int COUNT = (VECTORS + 31) / 32, AT_ONCE = COUNT > 4 ? 1 : 3;  // in flight
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     float maximum[COUNT], sum[COUNT];
     float4 value[COUNT];

@@ -1,4 +1,4 @@
-// What the kernels of decode are given, and tiles of keys in shared memory.
+// The arguments of the decode kernels, and tiles of keys in shared memory.
 #pragma once
 #include <sm80_decode.cuh>
 #include "work.cuh"
@@ -9,20 +9,20 @@ constexpr int ALL_HEADS = HEADS * SHARING;
 constexpr int DEPTH = (HEAD_DIM + 15) / 16 * 16;    // products are 16 deep
 constexpr int STEPS = DEPTH / 16, CHUNKS = DEPTH / 8;  // a chunk is 16 bytes
 constexpr int KEYS = 8 * BLOCK;                     // of a tile
-constexpr int TAIL = KEY_TAPS - 1;                  // scores behind a tile's that its columns add to
+constexpr int TAIL = KEY_TAPS - 1;                  // scores after a tile's own that its columns add to
 constexpr int NEWEST = QUERY_TAPS - 1;              // keys that some queries of the window do not see
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 // The online softmax, in powers of two.
 constexpr float LEAST = -3.402823466e38f;  // subtracted from scores while there are none
-constexpr float MOST = 8;                  // probabilities are up to 2^8: that much may be missing in what is subtracted
+constexpr float MOST = 8;                  // probabilities are up to 2^8: the subtracted maximum may lag by that much
 
-// In fp16 folded queries, and what they are multiplied to, are in units of their head, which are powers of two.
+// In fp16, folded queries and their products are in units of their head, which are powers of two.
 template <class Element> constexpr bool IN_UNITS = false;
 template <> constexpr bool IN_UNITS<Half> = true;
 DEVICE float inverse_of(float unit) { return __uint_as_float((254u << 23) - __float_as_uint(unit)); }
 
-// Eight rows that are loaded together must have all banks: neighbours with few heads, a row of each block with many.
+// Eight rows that one load reads must cover all banks: neighbours with few heads, a row of each block with many.
 constexpr int PITCH = (CHUNKS + FEW_HEADS) * 16, BLOCK_BYTES = BLOCK * PITCH + (FEW_HEADS ? 0 : 16);
 constexpr int TILE = 8 * BLOCK_BYTES, RING = STAGES * TILE;  // of a team: a ring of keys, then one of values
 DEVICE uint32_t place(int row, int chunk) { return row / BLOCK * BLOCK_BYTES + row % BLOCK * PITCH + chunk * 16; }

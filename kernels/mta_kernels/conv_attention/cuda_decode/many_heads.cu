@@ -5,19 +5,19 @@
 //   out     = sum over j of 2^(c[j] - max) v[j] / sum over j of 2^(c[j] - max)
 //
 // A program takes a run of the keys (work.cuh). Teams of its warps take tiles of KEYS keys, and of as many values, in
-// turn, by cp.async. Each warp of a team, SHARING, has 8 query heads of a KV head. Heads that find no room there have
-// programs of their own, HEAD_BLOCKS of which read the same keys side by side. Up to four heads are few_heads.cu's.
+// turn, by cp.async. Each of a team's SHARING warps has 8 query heads of a KV head. Heads beyond these have programs of
+// their own: HEAD_BLOCKS programs read the same keys at the same time. few_heads.cu takes up to four heads.
 //
-// All that lies between K and V stays in a lane's registers, because rows and columns of the products are chosen so:
+// The rows and columns of the products are chosen so that all between K and V stays in a lane's registers:
 //   s [queries x keys] = q k^T,   out^T [dimensions x heads] = v^T p^T
 // A pair of rows of the first product, and a column of the second, is head lane / 4, so a lane has all queries of a
 // head. The columns of a product are keys t of all 8 blocks of BLOCK keys in a tile. So after BLOCK products a lane has
-// a run of RUN = 2 BLOCK neighbouring scores of each query, those of blocks 2 (lane % 4) and the next, and convolves
-// them without asking other lanes. What a run adds to scores behind it goes to the next lane, and to the next tile. The
-// second product takes keys in the same order: probabilities are an operand as they are.
+// a run of RUN = 2 BLOCK neighbouring scores of each query, from blocks 2 (lane % 4) and the next. It convolves them
+// without other lanes. What a run adds to later scores goes to the next lane, and to the next tile. The second product
+// takes keys in the same order: probabilities are an operand as they are.
 //
 // A tile has the columns y of s, and the values of the scores that these complete, which end KEY_TAPS - 1 - PAD keys
-// earlier. At the end warps add up in shared memory. What programs that share a head leave merge.cu adds up.
+// earlier. At the end warps add up in shared memory, and merge.cu adds up the programs that share a head.
 //
 // Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEAD_DIM up to 256; SHARING, HEAD_BLOCKS;
 // QUERY_TAPS, KEY_TAPS, PAD; BLOCK; PAGED; ALIGNED, whether rows are in chunks of 16 bytes (else loads are of one
@@ -25,8 +25,8 @@
 #include "queries.cuh"
 #include "merge.cuh"
 
-// What a warp has of one segment. A lane has scores of head lane / 4. Lanes of a head know the number that is subtracted
-// from its scores; `sum` is of this lane's keys. Of `out` a lane has dimensions lane / 4, and 8 more, of every 16, and
+// A warp's state for one segment. A lane has scores of head lane / 4. Lanes of a head hold the number that is subtracted
+// from its scores; `sum` is of this lane's keys. Of `out` a lane holds dimensions lane / 4, and 8 more, of every 16, and
 // heads 2 (lane % 4) and the next.
 struct Sums {
     float out[STEPS][4];
@@ -39,14 +39,14 @@ struct Sums {
     }
 };
 
-// Where this lane's row of four matrices is in a tile: two of keys t of all blocks, two of keys t + 1.
+// The address of this lane's row of four matrices in a tile: two of keys t of all blocks, two of keys t + 1.
 DEVICE uint32_t matrix_row(uint32_t tile) {
     const int lane = thread_index() % 32;
     return tile + lane % 8 * BLOCK_BYTES + lane / 16 * PITCH + lane / 8 % 2 * 16;
 }
 
-// Adds a tile's columns to the scores that they are in: of a lane, its run's and TAIL behind it. If some query does not
-// see some of the keys, `masked`, `unseen` is the first key of the run that query 0 does not see.
+// Adds a tile's columns to the scores that read them: a lane adds to its run and the TAIL scores after it. With
+// `masked` some query does not see some of the keys; `unseen` is the first key of the run that query 0 does not see.
 DEVICE void multiply_keys(uint32_t shared, uint32_t tile, bool masked, int unseen, float (&scores)[RUN + TAIL]) {
     const int lane = thread_index() % 32, warp = thread_index() / 32;
     const uint32_t row = matrix_row(tile);
@@ -91,9 +91,9 @@ DEVICE void multiply_keys(uint32_t shared, uint32_t tile, bool masked, int unsee
     }
 }
 
-// Passes on what runs add to the scores behind them: to the next lane's, and the last run's to the next team's tile, or
-// from the last team to the first one's next tile, by way of shared memory. A team lets the next one on after it has
-// read, so none is a whole round ahead, and two slots of each are enough.
+// Passes on what runs add to later scores: to the next lane, and from the last run to the next team's tile, or from the
+// last team to the first one's next tile, through shared memory. A team releases the next one after it has read, so
+// none is a whole round ahead, and two slots of each are enough.
 DEVICE void carry_on(uint32_t shared, int tile, int tiles, float (&scores)[RUN + TAIL]) {
     const int lane = thread_index() % 32, warp = thread_index() / 32, team = warp / SHARING;
     const auto slot = [&](int tile, int warp) {
@@ -133,7 +133,7 @@ DEVICE void carry_on(uint32_t shared, int tile, int tiles, float (&scores)[RUN +
     }
 }
 
-// Subtract a greater number from now on, where scores have become so large that probabilities might overflow.
+// Subtract a greater number from now on: scores have become so large that probabilities might overflow.
 DEVICE void raise(float maximum, Sums& sums) {
     const int lane = thread_index() % 32;
     maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
@@ -180,7 +180,7 @@ DEVICE void meet_team() {
     else block_sync(OF_TEAM + thread_index() / (32 * SHARING), 32 * SHARING);
 }
 
-// A segment's keys, by all warps. The first of them are on their way.
+// A segment's keys, by all warps. The first keys are in flight.
 DEVICE void attend(const Arguments& args, Stream& stream, uint32_t shared, Sums& sums) {
     const int lane = thread_index() % 32;
     sums.clear();
@@ -214,7 +214,7 @@ DEVICE void attend(const Arguments& args, Stream& stream, uint32_t shared, Sums&
 // Adds up the warps' sums of a segment.
 DEVICE void finish(const Arguments& args, const Segment& segment, uint32_t shared, Sums& sums) {
     const int warp = thread_index() / 32, lane = thread_index() % 32;
-    __syncthreads();  // all have done with the queries
+    __syncthreads();  // all have finished with the queries
     float sum = sums.sum;
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
@@ -239,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     Sums sums;
     Stream stream;
     for (bool first = true, more = true;; first = false) {
-        // A head's first keys are on their way while the head before it is finished.
+        // A head's first keys are in flight while the head before it is finished.
         Segment segment = work.segment;
         Window window;
         if (more) {

@@ -1,8 +1,8 @@
-// Adds up what programs of many_heads.cu or hopper_heads.cu that share a KV head have left, a block a query head, to `out`.
+// Adds up, to `out`, the parts of programs of many_heads.cu or hopper_heads.cu that share a KV head; a block a query head.
 #include "parts.cuh"
 
 constexpr int VECTORS = DEPTH / 4, GROUPS = MERGE_THREADS / VECTORS;
-constexpr int AT_ONCE = 5;  // programs of a thread on their way
+constexpr int AT_ONCE = 5;  // programs of a thread in flight
 static_assert(MERGE_THREADS * 24 == SHARED_BYTES, "as in plan.py");
 
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) cuda_decode_merge(const __grid_constant__ Arguments args) {
@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) cuda_decode_merge
     int first_program, programs;
     work.find_sharers(args.lengths, args.programs, args.splits, kv_head / args.lengths.kv_heads,
                       kv_head % args.lengths.kv_heads, first_program, programs);
-    // Blocks with nothing to add make room for others. One waits: what follows in the stream waits for this launch alone.
+    // Blocks with nothing to add exit. One waits: what follows in the stream waits for this launch alone.
     if (programs == 1 && blockIdx.x > 0) return;
     wait_for_launch_before();
     if (programs == 1) return;

@@ -1,5 +1,5 @@
-// Parts of out, of a program's warps, added up: a maximum and a sum a head, and its weighted values.
-// Where they are in shared memory, fold.cuh or queries.cuh say.
+// Adds up the parts of out of a program's warps: a maximum and a sum a head, and its weighted values. fold.cuh and
+// queries.cuh define where they are in shared memory.
 #pragma once
 #include "parts.cuh"
 

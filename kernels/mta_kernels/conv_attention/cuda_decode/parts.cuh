@@ -2,8 +2,8 @@
 #pragma once
 #include "layout.cuh"
 
-// Four numbers of a head of a segment, which are weighted by 2^(score - maximum), as their `sum` is: to `out` if the program
-// has all of the head's keys, else to its part in global memory.
+// Four numbers of a head of a segment; they and their `sum` are weighted by 2^(score - maximum). To `out` if the program has
+// all of the head's keys, else to its part in global memory.
 DEVICE void write_part(const Arguments& args, const Segment& segment, int head, int number, float maximum, float sum,
                        const float (&value)[4]) {
     if (segment.programs > 1) {
@@ -23,8 +23,8 @@ DEVICE void write_part(const Arguments& args, const Segment& segment, int head, 
         if (number + j < HEAD_DIM) out[number + j] = from_float<ELEMENT>(value[j] * inverse).bits;
 }
 
-// Whether this program is the last of those that share a segment's head: all have written their parts. Threads that `meet` share
-// the flag.
+// Whether this program is the last to finish of those that share a segment's head: all have written their parts. The threads
+// of `meet` share the flag.
 template <class Meet> DEVICE bool last_to_come(const Arguments& args, const Segment& segment, uint32_t flag, const Meet& meet) {
     if (thread_index() == 0) {
         const int kv_head = segment.sequence * args.lengths.kv_heads + segment.kv_head;
@@ -49,7 +49,7 @@ struct Part {
 #pragma unroll
         for (int i = 0; i < 4; i++) values[i] = values[i] * scale + others[i] * of_other;
     }
-    // Those of every STEP'th of the programs that share a head of `head_block`: from `begin` on, AT_ONCE of them on their way.
+    // The parts of every STEP'th program that shares a head of `head_block`, from `begin` on, AT_ONCE of them in flight.
     template <int AT_ONCE, int STEP>
     DEVICE void add_programs(const Arguments& args, int first_program, int programs, int head_block, int head, int vector, int begin) {
 #pragma unroll 1
@@ -72,7 +72,7 @@ struct Part {
     }
 };
 
-// Adds up the parts of the programs that share a segment's head, to `out`, by all of THREADS, with the last of the programs.
+// Adds up the parts of the programs that share a segment's head, to `out`, by all of THREADS of the last program.
 DEVICE void add_parts(const Arguments& args, const Segment& segment) {
     Segment whole = segment;
     whole.programs = 1;

@@ -1,4 +1,4 @@
-"""The constants of decode's kernels for a shape, and how many programs of them a GPU takes."""
+"""The constants of the decode kernels for a shape, and how many programs of them a GPU runs at once."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ MOST_FEW_HEADS = 4  # of few_heads.cu
 WARP_HEADS, MOST_SHARING = 8, 2  # of many_heads.cu: of a warp, and warps of a team
 UNIT = 16  # keys: as in work.cuh
 FEWEST_KEYS = 64  # a program: FEWEST_UNITS of work.cuh
-BYTES_AN_SM = 128 * 1024  # of buffers: enough on their way to keep the memory of an H200 busy
-WARPS_AN_SM = 8  # that have registers whatever a program takes
+BYTES_AN_SM = 128 * 1024  # of buffers: enough in flight to saturate the memory of an H200
+WARPS_AN_SM = 8  # for which an SM has registers in any case
 FEW_IDLE = 16  # one program in so many may have no keys where heads are shared evenly: as in work.cuh
 MERGE_THREADS = 256
 
 
 @dataclass(frozen=True)
 class KernelConstants:
-    """What the constants of each kernel begin with. `head_blocks` programs have the query heads of a KV head."""
+    """The constants that all kernels share. `head_blocks` programs have the query heads of a KV head."""
 
     dtype: torch.dtype
     head_dim: int
@@ -59,7 +59,7 @@ class KernelConstants:
 
 @dataclass(frozen=True)
 class MergeConstants:
-    """The constants of merge.cu behind a kernel."""
+    """The constants of merge.cu after a kernel."""
 
     behind: KernelDescription
 
@@ -147,11 +147,11 @@ class DecodePlan:
     programs: int
 
     def programs_for(self, batch_kv_heads: int, capacity: int) -> int:
-        """Programs that there can be work for, where a KV head has at most so many keys."""
+        """Programs that can have work, where a KV head has at most so many keys."""
         return min(self.programs, max(1, batch_kv_heads * -(-capacity // FEWEST_KEYS)))
 
     def splits_for(self, batch_kv_heads: int, length: int) -> int:
-        """The programs that share a KV head's keys where all have so many, as work.cuh decides; rounded up."""
+        """The programs that share a KV head's keys if all heads have so many, as work.cuh decides; rounded up."""
         programs = self.programs_for(batch_kv_heads, length)
         each = programs // batch_kv_heads
         if each * batch_kv_heads * FEW_IDLE >= programs * (FEW_IDLE - 1):
@@ -172,9 +172,9 @@ def plan_on(
     limit: int, multiprocessors: int, dtype: torch.dtype, head_dim: int, conv: Convolution, group: int, paged: bool,
     aligned: bool,
 ) -> DecodePlan:  # fmt: skip
-    """The plan that reads the cache least often, and of these the one with the most warps and stages that fit.
+    """The plan that reads the cache least often, and among these the most warps and stages that fit.
 
-    The GPU has so many multiprocessors, and `limit` bytes of shared memory for a program. Raises ValueError if nothing
+    The GPU has `multiprocessors` SMs, and `limit` bytes of shared memory for a program. Raises ValueError if nothing
     fits there.
     """
     for head_blocks in range(-(-group // (WARP_HEADS * MOST_SHARING)), group + 1):
@@ -216,9 +216,9 @@ def _many_heads_shapes(head_dim: int, sharing: int) -> Iterator[tuple[int, int]]
 
 
 def has_whole_chunks(x: Tensor) -> bool:
-    """Whether rows of numbers of two bytes are contiguous, begin and end at multiples of 16 bytes, and are near enough.
+    """Whether rows of 16-bit numbers are contiguous, begin and end at multiples of 16 bytes, and have small strides.
 
-    Strides of such rows are taken in 32 bits.
+    The kernels take strides of such rows in 32 bits.
     """
     batch, heads, row, number = x.stride()
     aligned = not (batch | heads | row | x.shape[3]) % 8 and not x.data_ptr() % 16

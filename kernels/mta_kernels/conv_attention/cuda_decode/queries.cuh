@@ -1,9 +1,9 @@
-// Shared memory of many_heads.cu, and what a segment puts there before its keys: the window's queries, the weight.
+// Shared memory of many_heads.cu, and what a segment loads there before its keys: the window's queries, the weight.
 #pragma once
 #include "stream.cuh"
 
 constexpr int RUN = 2 * BLOCK;                      // keys of a lane
-constexpr int FAR = TAIL > RUN ? TAIL - RUN : 0;    // scores behind the next run too that a run's columns add to
+constexpr int FAR = TAIL > RUN ? TAIL - RUN : 0;    // scores after the next run too that a run's columns add to
 constexpr int QUERY_ROWS = (QUERY_TAPS + 1) / 2 * 16;  // of a warp: products of 16 rows are two queries of 8 heads
 constexpr int TAP_CHUNKS = (KEY_TAPS + 3) / 4;      // of four taps
 static_assert(HEADS == 8 && BLOCK % 2 == 0 && TAIL <= 2 * RUN, "a run carries on into two more");
@@ -22,11 +22,11 @@ constexpr int OF_TEAM = 1, OF_NEXT = SHARING > 1 ? 1 + TEAMS : 1;
 static_assert(OF_NEXT + TEAMS <= 16);
 
 constexpr int QUERY_CHUNKS = SHARING * QUERY_ROWS * CHUNKS, WEIGHTS = SHARING * QUERY_TAPS * KEY_TAPS * 8;
-// Chunks, and weights, that a thread reads before the first keys, the others behind them.
+// Chunks, and weights, that a thread reads before the first keys; the others follow them.
 constexpr int EARLY_CHUNKS = QUERY_CHUNKS > 7 * THREADS ? 8 : (QUERY_CHUNKS + THREADS - 1) / THREADS;
 constexpr int EARLY_WEIGHTS = WEIGHTS > 7 * THREADS ? 8 : (WEIGHTS + THREADS - 1) / THREADS;
 
-// On their way from global to shared memory. Row r of a warp's is query r / 8 of head r % 8.
+// In flight from global to shared memory. Row r of a warp is query r / 8 of head r % 8.
 struct Window {
     uint4 chunks[EARLY_CHUNKS];
     float weights[EARLY_WEIGHTS];

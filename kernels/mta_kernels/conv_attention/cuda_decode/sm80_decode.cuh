@@ -1,4 +1,4 @@
-// Instructions that decode's kernels need beside those of mma.cuh and counters.cuh. Tests run them on a CPU with a twin,
+// Instructions that the decode kernels need besides mma.cuh and counters.cuh. Tests run them on a CPU with a twin,
 // tests/emulator/sm80_decode.cuh.
 #pragma once
 #include <counters.cuh>
@@ -13,7 +13,7 @@ DEVICE void store_shared(uint32_t address, uint16_t value) {
 DEVICE void store_shared(uint32_t address, uint32_t first, uint32_t second) {  // at a multiple of 8 bytes
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second) : "memory");
 }
-// One, two or four numbers that lie side by side, at a multiple of their size.
+// One, two or four contiguous numbers, at a multiple of their size.
 template <int Count> DEVICE void load_floats(float (&x)[Count], uint32_t address) {
     static_assert(Count == 1 || Count == 2 || Count == 4);
     if constexpr (Count == 4)
@@ -38,10 +38,10 @@ DEVICE float reciprocal_root(float x) {
     return y;
 }
 
-// Asks for 128 bytes of global memory, into L2.
+// Prefetches 128 bytes of global memory into L2.
 DEVICE void ask_for(const void* source) { asm volatile("prefetch.global.L2 [%0];" ::"l"(source)); }
 
-// As `copy_async`, of what is read once and whose neighbours come next: memory gives 128 bytes at a time.
+// As `copy_async`, for data that is read once in sequence: it fetches 128 bytes from memory at a time.
 DEVICE void copy_stream(uint32_t destination, const void* source, bool inside) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
                  "r"(inside ? 16 : 0) : "memory");

@@ -2,7 +2,7 @@
 #pragma once
 #include "layout.cuh"
 
-// A row, or what of it begins at a chunk of eight numbers, is at `start` of row 0 and this many bytes further on.
+// A row, or its part from a chunk of eight numbers on, begins this many bytes after `start` of row 0.
 DEVICE int64_t row_offset(const Rows& x, int key, int page, int page_bits) {
     const int64_t row = PAGED ? key & (1 << page_bits) - 1 : key;
     const int64_t offset = row * (ALIGNED ? (int)x.stride_row : x.stride_row);  // 32 bits take fewer instructions
@@ -12,7 +12,7 @@ DEVICE int64_t chunk_offset(const Rows& x, int chunk) {
     return ALIGNED ? chunk * 16 : chunk * 8 * x.stride_number;
 }
 
-// A chunk, zeros if not `inside` and from number `count` on. Nothing is read outside.
+// A chunk; zeros if not `inside`, and from number `count` on. Reads nothing outside.
 DEVICE uint4 load_chunk(const char* start, int64_t stride, int count, bool inside) {
     if (ALIGNED) return inside && count > 0 ? *(const uint4*)start : uint4{0, 0, 0, 0};
     const auto number_at = [&](int i) -> uint32_t {
@@ -46,8 +46,8 @@ struct Cache {
     }
 };
 
-// The keys of a program as a stream of tiles, which teams take in turn. Of this team, a tile has the columns y from
-// `first_column` on, and the scores and values of the keys j from `first_score` on. Each copy is a group of its own, keys
+// The keys of a program as a stream of tiles, which teams take in turn. A tile of this team has the columns y from
+// `first_column` on, and the scores and values of the keys j from `first_score` on. Each copy is its own group, keys
 // before values.
 struct Stream {
     Cache cache;
@@ -66,7 +66,7 @@ struct Stream {
             pages[i] = cache.page_of(args, first + i * 32 + (int)thread_index() % 32);
     }
 
-    // Rows `first` and on to a tile, zeros for those that are not `begin` to `end`.
+    // Rows from `first` on to a tile; rows outside `begin` to `end` are zeros.
     DEVICE void copy_tile(const Arguments& args, const Rows& x, const char* rows, const int (&pages)[KEYS / 32],
                           uint32_t to, int first, int begin, int end) const {
         constexpr int AT_ONCE = 32 * SHARING, COUNT = KEYS * CHUNKS / AT_ONCE;
@@ -100,7 +100,7 @@ struct Stream {
                 }
         }
     }
-    // Of a tile's keys; its values are RING bytes further on.
+    // The buffer of a tile's keys; its values are RING bytes after it.
     DEVICE static uint32_t buffer(uint32_t shared, int tile) {
         return shared + thread_index() / (32 * SHARING) * 2 * RING + tile % STAGES * TILE;
     }

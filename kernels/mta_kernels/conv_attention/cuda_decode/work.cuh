@@ -1,16 +1,16 @@
-// Which program of decode's kernels reads which keys.
+// Which program of the decode kernels reads which keys.
 //
-// The keys of all (sequence, KV head) lie in a row, in units of UNIT keys, and each program takes an equal run of them:
-// its end of one head, any number of whole heads, its start of another. So programs are equally long however lengths
-// differ, and lengths are read here, on the device. With `splits`, a head's keys are instead shared by that many
-// programs, which have no other head; so they are where all heads are equally long and programs come out even.
+// The keys of all (sequence, KV head) form a row of units of UNIT keys. Each program takes an equal run of it: the end
+// of one head, any number of whole heads, the start of another. So programs are equally long however lengths differ;
+// the kernel reads the lengths itself. With `splits`, that many programs share a head's keys instead, and have no other
+// head. The same happens where all heads are equally long and programs divide evenly.
 #pragma once
 
 constexpr unsigned UNIT = 16;         // keys
 constexpr unsigned FEW_IDLE = 16;     // one program in so many may have no keys where heads are shared evenly
 constexpr unsigned FEWEST_UNITS = 4;  // a program; where there are fewer keys, not all programs work
 
-// a / b: a fraction of the instructions of the compiler's, where the fast reciprocal is exact enough.
+// a / b, in a fraction of the instructions of the compiler's division, where the fast reciprocal is exact enough.
 DEVICE unsigned quotient(unsigned a, unsigned b) {
     if (a >= 1u << 22) return a / b;
     const unsigned near = (unsigned)(a * reciprocal_fast(b));
@@ -24,11 +24,11 @@ struct Lengths {
     int batch, kv_heads;
 
     DEVICE int of(int sequence) const { return start[sequence * stride]; }
-    // A sequence without tokens has a unit too, so that somebody writes its zeros.
+    // A sequence without tokens has a unit too, so that some program writes its zeros.
     DEVICE unsigned units(int sequence) const { return max(1u, (of(sequence) + UNIT - 1) / UNIT); }
 };
 
-struct Segment {  // what a program has of one head
+struct Segment {  // a program's part of one head
     int sequence, kv_head, length;
     int start, stop;              // keys: from a whole unit on; zeros where there are none
     bool whole;                   // all of the head's keys
@@ -49,7 +49,7 @@ struct Work {
         return unit < in_longer ? unit / (share + 1) : extra + (unit - in_longer) / share;
     }
 
-    // Deals the units out to programs: how many have some. All threads of a warp ask.
+    // Distributes the units over programs; returns how many have some. All threads of a warp call it.
     DEVICE unsigned deal(unsigned programs, unsigned& of_head) {
         const unsigned lane = threadIdx.x % 32, kv_heads = lengths.kv_heads, heads = lengths.batch * kv_heads;
         unsigned longest = 0;
@@ -64,8 +64,8 @@ struct Work {
             }
             of_head = __reduce_add_sync(~0u, of_head), longest = __reduce_max_sync(~0u, longest);
         }
-        // Heads of one length are shared by as many programs each where that leaves few without: to change heads takes
-        // longer than a few keys more.
+        // Equally long heads get the same number of programs each, if that leaves few programs idle: a change of heads
+        // costs more than a few further keys.
         const unsigned each = quotient(programs, heads);
         if (longest * lengths.batch == of_head && each * heads * FEW_IDLE >= programs * (FEW_IDLE - 1)) {
             splits = min(each, max(1u, longest / FEWEST_UNITS));
@@ -76,11 +76,11 @@ struct Work {
         return working;
     }
     // Where the split's share of a head's units begins; sets `end`. Where tiles of `tile` units begin at pages, a program has
-    // one less if shares begin a unit behind a page. So they do, unless the longest share then becomes longer by more than
-    // that unit. A single longer share is the head's first, before which no tile begins: it does not count.
+    // one tile less if shares begin a unit after a page. So shares begin there, unless the longest share would grow by more
+    // than that unit. A single longer share is the head's first one; no tile begins before it, so it does not count.
     DEVICE unsigned share_head(unsigned units, unsigned split, unsigned tile) {
         share = quotient(units, splits), extra = units - share * splits;
-        // Of `tiles`, each split gets so many, and the first `more` another, if that is no more than the longest has now.
+        // Each split gets `each` tiles, the first `more` one more, if that does not exceed the longest share of now.
         const unsigned tiles = (units + tile - 2) / tile, each = (share + (extra > 1)) / tile - 1, more = tiles - each * splits;
         if (tile == 1 || more > splits) {
             end = first_unit(split + 1);
@@ -90,7 +90,7 @@ struct Work {
         end = first_unit(split + 1) * tile + 1;
         return split == 0 ? 0 : first_unit(split) * tile + 1;
     }
-    // False if there is nothing to do for this program. All threads of a warp ask. `tile` is that of `share_head`.
+    // False if this program has nothing to do. All threads of a warp call it. `tile` is as in `share_head`.
     DEVICE bool begin(const Lengths& all, unsigned this_program, unsigned programs, unsigned of_splits, unsigned tile = 1) {
         lengths = all, program = this_program, splits = of_splits;
         const unsigned kv_heads = lengths.kv_heads;
