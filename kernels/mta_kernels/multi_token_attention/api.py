@@ -1,4 +1,4 @@
-"""The public face of the whole multi-token attention: one function."""
+"""The public interface of the whole multi-token attention: one function."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def multi_token_attention(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """The whole Multi-Token Attention (arXiv 2504.00927), of which every part may be left out.
+    """The whole Multi-Token Attention (arXiv 2504.00927); each part is optional.
 
     `q [B, Hq, M, D]`, `k, v [B, Hkv, N, D]` with `Hq` a multiple of `Hkv` and `M <= N`; returns `[B, Hq, M, D]`. All
     other tensors are in q's dtype or float32. The parts, in the order in which they are applied:
@@ -65,18 +65,18 @@ def multi_token_attention(
     - `post_mix` mixes the probabilities of heads: `[Hq, Hq]` or `[G, c, c]`, but (in, out), the paper's order.
     - `dropout` drops that share of the mixed probabilities and scales the others. `seed`, a whole number or a 0-d int64
       tensor on q's device, makes it repeatable on every device; without one PyTorch's generator draws it.
-    - `norm_weight [D]` is that of an RMSNorm of each head's output, with `norm_eps`; `depth`, the layer's index from 0,
-      multiplies it by `1 - (0.8 - 0.6 exp(-0.3 depth))`.
+    - `norm_weight [D]` is the weight of an RMSNorm of each head's output, with `norm_eps`; `depth`, the layer's index
+      from 0, multiplies it by `1 - (0.8 - 0.6 exp(-0.3 depth))`.
     - `gate_weight [1, D]` or `[D, D]`, with `gate_bias [1]` or `[D]`, multiplies by `sigmoid(linear(out))`.
 
     With `M < N` (a chunk of a prompt) q holds the last `M` positions, and `q_history [B, Hq, H, D]` the queries just
     before them, oldest first, `H >= min((cq - 1) + (cq2 - 1), N - M)`; more are ignored. `cu_seqlens [S + 1]` packs S
     documents into one row of tokens, as in `conv_attention`: no part crosses a bound.
 
-    `scale` is the factor on `q . k`, `1 / sqrt(D)` unless given. `backend` is "auto" (`explain` says which that is),
-    "reference", which runs everything everywhere, or one of `BACKENDS`; a named one never falls back. What
-    `conv_attention` computes is computed by it, and its backends may be named. Under autocast q, k and v are cast to
-    its dtype, and so are the other tensors unless they are float32; float64 stays as it is.
+    `scale` is the factor on `q . k`, `1 / sqrt(D)` unless given. `backend` is "auto" (`explain` names its choice),
+    "reference", which runs everything everywhere, or one of `BACKENDS`; a named one never falls back. Where the call is
+    plain `conv_attention`, that function runs, and its backends may be named. Under autocast q, k and v are cast to its
+    dtype, and so are the other tensors unless they are float32; float64 stays as it is.
 
     Differentiable in every floating-point tensor: kernels once, by a backward; the reference in all ways. A row depends
     on no later token and on no other document, for every finite input. NaN or infinity in v may reach earlier rows.

@@ -25,7 +25,7 @@ from mta_kernels.operation import PAD_KEYS, told
 
 
 class NormGate(NamedTuple):
-    """What is done to each head's output: a normalisation, then a gate; None leaves one out."""
+    """The steps after each head's output: a normalisation, then a gate; None leaves one out."""
 
     norm_weight: Tensor | None = None  # [D]
     norm_eps: float = 1e-5
@@ -38,22 +38,22 @@ class NormGate(NamedTuple):
         cls, norm_weight: Tensor | None, norm_eps: float, depth: int | None, gate_weight: Tensor | None,
         gate_bias: Tensor | None,
     ) -> NormGate:  # fmt: skip
-        """What the public functions are given, its numbers as Python's; not checked."""
+        """The public functions' arguments, unchecked, with numbers as Python's."""
         return cls(norm_weight, as_float(norm_eps), as_int(depth), gate_weight, gate_bias)
 
     @property
     def factor(self) -> float:
-        """What the normalised output is multiplied by: less in deep layers; 1 without a depth."""
+        """The factor on the normalised output: smaller in deep layers; 1 without a depth."""
         return 1.0 if self.depth is None else 1.0 - (0.8 - 0.6 * math.exp(-0.3 * self.depth))
 
     @property
     def steps(self) -> tuple[Tensor | None, float, float, Tensor | None, Tensor | None]:
-        """What `norm_and_gate` takes behind an output."""
+        """The arguments that `norm_and_gate` takes after an output."""
         return self.norm_weight, self.norm_eps, self.factor, self.gate_weight, self.gate_bias
 
     @property
     def tensors(self) -> dict[str, Tensor | None]:
-        """By name."""
+        """The tensors by name."""
         return {"norm_weight": self.norm_weight, "gate_weight": self.gate_weight, "gate_bias": self.gate_bias}
 
 
@@ -61,7 +61,7 @@ def check_arguments(
     q: Tensor, k: Tensor, v: Tensor, given: Mixers, after: NormGate, pad_key: str, *, dropout: float = 0.0,
     seed: int | Tensor | None = None, q_history: Tensor | None = None, cu_seqlens: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Raise ValueError or TypeError, in one sentence, unless the arguments are those of `multi_token_attention`."""
+    """Raise ValueError or TypeError, in one sentence, unless the arguments fit `multi_token_attention`."""
     check_tensors(q, k, v)
     query_rows, key_rows = q.shape[2], k.shape[2]
     check_values(k, v)
@@ -91,7 +91,7 @@ def check_mixers(given: Mixers, q: Tensor, like: str = "q") -> None:
 def check_mixing(mix: Tensor, q: Tensor, *, name: str, like: str = "q") -> None:
     """Raise unless `mix`, by its `name`, is `[H, H]`, or `[G, c, c]` with `G * c = H`, H being the heads of q.
 
-    Its dtype and device are those that `check_like` takes; `like` is the name of q.
+    Its dtype and device must pass `check_like`; `like` is the name of q.
     """
     heads = q.shape[1]
     order = "(out, in)" if name == "pre_mix" else "(in, out)"

@@ -69,17 +69,17 @@ def explain(
 ) -> Choice:
     """Which backend `multi_token_attention`, or `multi_token_attention_decode`, takes for these arguments, and why.
 
-    The reason names the CUDA kernels that run, of the backward too where a gradient may be asked for. No other argument
-    changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for an unknown
-    backend, a named one that cannot run them, or shapes and devices that do not fit, and TypeError for dtypes that do
-    not, or what is no tensor.
+    The reason names the CUDA kernels that run, and the backward's too if a tensor requires a gradient. Besides these
+    arguments only autocast and `requires_grad` change the choice. Raises ValueError for an unknown backend, a named one
+    that cannot run them, or shapes and devices that do not fit, and TypeError for wrong dtypes and arguments that are
+    no tensors.
     """
     given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
     check_are_tensors(q=q, k=k, v=v, **given._asdict(), cu_seqlens=cu_seqlens)
     given = Mixers(*map(cast_unless_float32, given))
-    asked = like_cast(q)
-    check_asked(asked, like_cast(k), like_cast(v), decode=decode)
-    check_mixers(given, asked)
+    query = like_cast(q)
+    check_asked(query, like_cast(k), like_cast(v), decode=decode)
+    check_mixers(given, query)
     dropout = as_float(dropout)
     check_dropout(dropout, None, q)
     operation = operation_of(given, q.shape[-1], causal=causal, scale=None, pad_key="both")
@@ -96,7 +96,7 @@ def explain(
     if kernels is None:
         return Choice("reference", reason)
     if q.device.type == "cuda":
-        tensors = asked, like_cast(k), like_cast(v)
+        tensors = query, like_cast(k), like_cast(v)
         passes = zip(("with", "backward with"), _cuda_kernels(kernels, request, tensors, given), strict=False)
         reason = ", ".join([reason, *(f"{words} {_in_words(names)}" for words, names in passes if names)])
     return Choice(kernels.name, reason)
@@ -105,9 +105,9 @@ def explain(
 def _cuda_kernels(
     kernels: Backend, request: Request, tensors: tuple[Tensor, ...], given: Mixers
 ) -> list[tuple[str, ...]]:
-    """Those that a forward would launch, and a backward if gradients are wanted, or a decode step.
+    """The CUDA kernels of a forward, and of a backward if a tensor requires a gradient, or of a decode step.
 
-    A decode step is planned for a cache of contiguous keys that is full.
+    The plan of a decode step is for a full cache of contiguous keys.
     """
     from mta_kernels.multi_token_attention.decode.state import DecodeState
     from mta_kernels.plan import gpu_like, plan
@@ -137,7 +137,7 @@ def _in_words(names: Sequence[str]) -> str:
 
 
 def is_conv_attention(operation: Operation, dropout: float, backend: str) -> bool:
-    """Whether `conv_attention` computes all of it, by a backend of this name."""
+    """Whether `conv_attention` computes the whole operation, by a backend of this name."""
     has_backend = backend == "auto" or backend in CONV_ATTENTION.names
     return has_backend and not operation.is_more_than_conv_attention and not dropout
 
@@ -148,7 +148,7 @@ def conv_attention_weight(given: Mixers, q: Tensor) -> Tensor:
 
 
 def check_backend(backend: str, operation: Operation, dropout: float) -> None:
-    """Raise ValueError unless a backend of this name, or "auto", is for such an operation."""
+    """Raise ValueError unless a backend of this name, or "auto", supports the operation."""
     if is_conv_attention(operation, dropout, backend) or backend == "auto":
         return
     if backend in CONV_ATTENTION.names and backend not in MULTI_TOKEN_ATTENTION.names:

@@ -1,4 +1,4 @@
-"""Documents packed into a row of tokens, as the kernels are told of them."""
+"""Documents packed into a row of tokens, in the form that the kernels read."""
 
 from __future__ import annotations
 

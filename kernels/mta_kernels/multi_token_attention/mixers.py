@@ -1,4 +1,4 @@
-"""What mixes scores and probabilities: the tensors of an `Operation`, in the one form that every backend takes."""
+"""The tensors that mix scores and probabilities, in the one form that every backend takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Mixers(NamedTuple):
     """The tensors of an `Operation`, each None where the operation has no such step; H counts the query heads.
 
     Mixings are dense here: groups of heads are the blocks on the diagonal. Dtypes are q's or float32. The same tuple
-    holds the gradients, each in the dtype of its mixer, and what a caller gives, whose mixings may be `[G, c, c]`.
+    holds the gradients, each in the dtype of its mixer, and the caller's mixers, whose mixings may be `[G, c, c]`.
     """
 
     pre_conv: Tensor | None = None  # [H, cq, ck], of the scores
@@ -28,12 +28,12 @@ MixerGradients = tuple[Tensor, Tensor, Tensor, Mixers]  # of q, k, v and the mix
 
 
 def rows_needed_before(mixers: Mixers) -> int:
-    """Queries before a row that its output depends on: both convolutions look back."""
+    """Queries before a row that its output depends on: both convolutions read earlier rows."""
     return sum(x.shape[1] - 1 for x in (mixers.pre_conv, mixers.post_conv) if x is not None)
 
 
 def operation_of(given: Mixers, head_dim: int, *, causal: bool, scale: float | None, pad_key: str) -> Operation:
-    """The operation of mixers as a caller gives them.
+    """The operation of the caller's mixers.
 
     Raises ValueError for an unknown `pad_key`, TypeError for a scale or `causal` of another kind, and RuntimeError for
     a scale with a tangent.
@@ -47,7 +47,7 @@ def operation_of(given: Mixers, head_dim: int, *, causal: bool, scale: float | N
 def operation_by_numbers(
     mixers: Mixers, causal: bool, scale: float, pre_pad: int, post_pad: int, pre_groups: int = 1, post_groups: int = 1
 ) -> Operation:
-    """The operation of these mixers and numbers: the taps, and what is left out, are the mixers'."""
+    """The operation of these mixers and numbers: the mixers define the taps, and which steps exist."""
 
     def convolution(taps: Tensor | None, pad: int) -> Convolution | None:
         return None if taps is None else Convolution(taps.shape[1], taps.shape[2], pad)

@@ -1,4 +1,4 @@
-"""The whole multi-token attention as a module, whose parameters have the names and shapes of the original's."""
+"""The whole multi-token attention as a module, whose parameters have the names and shapes of the paper's code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mta_kernels.multi_token_attention.decode.state import DecodeState, needs_st
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
 from mta_kernels.operation import key_padding, told
 
-PROJECTIONS = ("wq", "wk", "wv", "wo")  # of the original's attention, which a model has beside this
+PROJECTIONS = ("wq", "wk", "wv", "wo")  # of the original's attention, which a model has besides this module
 
 
 class Preset(NamedTuple):
@@ -53,15 +53,15 @@ class MultiTokenAttention(nn.Module):
     - `pre_conv`, `post_conv`: query taps and key taps of a convolution, or None: `mta_kernel [heads, 1, cq, ck]` and
       `mta_kernel_after_sm`.
     - `pre_mix`: whether scores of heads are mixed: `wpsm.weight [heads, heads]`.
-    - `post_mix`: True mixes the probabilities of all heads, a number those of groups of so many heads:
+    - `post_mix`: True mixes the probabilities of all heads, a number mixes them within groups of so many heads:
       `head_kernel [groups, c, c]`, (in, out). "linear" mixes all heads by `wposm.weight [heads, heads]`, (out, in).
     - `norm`: the RMSNorm of each head's output, `subln.weight [head_dim]`; `depth`, a layer's index, rescales it.
     - `gate`: True has one gate a head, `gate.weight [1, head_dim]`; "full" one a number, `[head_dim, head_dim]`.
-    - `dropout` is that of the probabilities, in training alone.
+    - `dropout` drops probabilities, in training alone.
 
     At first every mixer is the identity and the norm's weight is 1, as in the original. Its gate is no identity: the
-    weight is normal with standard deviation `(heads * head_dim) ** -0.5`, cut off at three of them, and the bias that
-    of a new `torch.nn.Linear`. `load_state_dict` takes a layer's entries as `layer_entries` picks them from a
+    weight is normal with standard deviation `(heads * head_dim) ** -0.5`, cut off at three of them, and the bias begins
+    as in `torch.nn.Linear`. `load_state_dict` takes a layer's entries as `layer_entries` picks them from a
     checkpoint of the original. Raises ValueError for parts that do not fit, and TypeError for another dtype.
     """
 
@@ -123,7 +123,7 @@ class MultiTokenAttention(nn.Module):
     def preset(cls, name: str, *, layer: int, **options: Any) -> MultiTokenAttention:
         """A layer, counted from 0, of a model of the paper: "mta-300m", "mta-550m", "mta-830m" or "mta-1b".
 
-        `options` are those of the module and replace the preset's. Raises ValueError for another name, or a layer that
+        `options` are the module's and replace the preset's. Raises ValueError for another name, or a layer that
         the model does not have.
         """
         if not isinstance(name, str) or name not in PRESETS:
@@ -156,10 +156,10 @@ class MultiTokenAttention(nn.Module):
             nn.init.trunc_normal_(self.gate.weight, std=deviation, a=-3 * deviation, b=3 * deviation)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MultiTokenAttention:
-        """As of nn.Module, but taps keep their strides.
+        """nn.Module's `_apply`, but taps keep their strides.
 
-        `.to(memory_format=torch.channels_last)` gives their dimension of size 1 a stride that gradients never have, of
-        which DDP warns at every step.
+        `.to(memory_format=torch.channels_last)` gives their dimension of size 1 a stride that gradients never have; DDP
+        would warn about it at every step.
         """
         super()._apply(fn, recurse)
         for taps in (self.mta_kernel, self.mta_kernel_after_sm):
@@ -168,7 +168,7 @@ class MultiTokenAttention(nn.Module):
         return self
 
     def mixers(self) -> dict[str, Any]:
-        """The tensors of the parts, as the functions of this package take them by keyword, beside depth and options."""
+        """The tensors of the parts, as this package's functions take them by keyword, besides depth and options."""
         given = {
             "pre_conv": None if self.mta_kernel is None else self.mta_kernel.squeeze(1),
             "pre_mix": None if self.wpsm is None else self.wpsm.weight,
@@ -205,7 +205,7 @@ class MultiTokenAttention(nn.Module):
     def prefill_state(
         self, q_window: Tensor, k_cache: Tensor, *, lengths: Tensor, block_table: Tensor | None = None
     ) -> DecodeState | None:
-        """What `decode` needs besides the caches after prompts of `lengths`, as `prefill_state`; None without need.
+        """The state that `decode` needs besides the caches after prompts of `lengths`, as `prefill_state`, or None.
 
         Raises as `decode`.
         """
@@ -243,7 +243,7 @@ class MultiTokenAttention(nn.Module):
             )  # fmt: skip
 
     def _check_heads(self, **queries: Tensor) -> None:
-        """Raise ValueError, by its name, for queries of other heads than those that the parameters are for."""
+        """Raise ValueError, by its name, for queries whose heads do not match the parameters."""
         for name, q in queries.items():
             if isinstance(q, Tensor) and q.dim() == 4 and (q.shape[1], q.shape[3]) != (self.heads, self.head_dim):
                 raise ValueError(
@@ -266,7 +266,7 @@ class MultiTokenAttention(nn.Module):
     ) -> Choice:
         """Which backend a call of the module takes, and why; raises as `explain`.
 
-        If `decode`, a step by the method `decode`: its window of queries and contiguous caches are q, k and v.
+        If `decode`, for a step by the method `decode`: q, k and v are its window of queries and contiguous caches.
         """
         options: dict[str, Any] = {"causal": self.causal, "cu_seqlens": cu_seqlens, "backend": self.backend}
         if decode:
@@ -286,10 +286,10 @@ class MultiTokenAttention(nn.Module):
 
 
 def layer_entries(state_dict: Mapping[str, Tensor], layer: int) -> dict[str, Tensor]:
-    """What `MultiTokenAttention.load_state_dict` takes of a checkpoint of the original: a layer's, from 0.
+    """A layer's entries (from 0) of a checkpoint of the original, for `MultiTokenAttention.load_state_dict`.
 
-    `state_dict` is that of the whole model, whose names begin with `layers.LAYER.attention.`. The projections `wq`,
-    `wk`, `wv` and `wo` are left out, which a model has beside the module. Raises ValueError if nothing remains, and
+    `state_dict` is of the whole model, with names that begin with `layers.LAYER.attention.`. The projections `wq`,
+    `wk`, `wv` and `wo` are left out: a model has them besides this module. Raises ValueError if nothing remains, and
     TypeError for what is no state dict.
     """
     if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):

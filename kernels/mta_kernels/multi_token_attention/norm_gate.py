@@ -1,7 +1,7 @@
-"""Normalisation and gate behind the output of multi-token attention, in one kernel where Triton runs.
+"""Normalisation and gate after the output of multi-token attention, in one kernel where Triton runs.
 
-The eager `norm_and_gate` of `reference` defines what is computed. `mta::norm_gate` and `mta::norm_gate_backward` are
-`torch.library` operators, opaque to torch.compile. The forward keeps its input alone for the backward.
+The eager `norm_and_gate` of `reference` defines the result. `mta::norm_gate` and `mta::norm_gate_backward` are
+`torch.library` operators, opaque to torch.compile. The forward keeps only its input for the backward.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mta_kernels.operator_gradients import call, define, like_each, register_wit
 
 MAX_HEAD_DIM = 256
 TILE = 4096  # numbers of x that a program holds at a time
-BACKWARD = {"tile": 2048, "programs": 8, "stages": 3, "num_warps": 4}  # programs of a multiprocessor
+BACKWARD = {"tile": 2048, "programs": 8, "stages": 3, "num_warps": 4}  # programs an SM
 TILE_OF_PRODUCTS = 16 * MAX_HEAD_DIM  # the same where the gate is a product: 16 rows or more
 
 
@@ -32,8 +32,8 @@ def norm_and_gate(
     """RMSNorm over the last dim of `out [B, H, M, D]`, times `factor`, then a gate: same shape, dtype and strides.
 
     `norm_weight [D]`, `gate_weight [1, D]` or `[D, D]`, `gate_bias [1]` or `[D]`, each in out's dtype or float32, for
-    arguments already checked; None leaves a step out. Differentiable in every tensor: once where the kernels run, in
-    all ways where eager PyTorch does, which is on a CPU, for float64, beyond 256 numbers a head and in torch.func.
+    checked arguments; None leaves a step out. Differentiable in every tensor: once where the kernels run, in all ways
+    where eager PyTorch does (on a CPU, for float64, beyond 256 numbers a head, in torch.func).
     """
     arguments = out, norm_weight, norm_eps, factor, gate_weight, gate_bias
     if norm_weight is None and gate_weight is None:
@@ -70,7 +70,7 @@ flop_formulas.count_flops(flop_formulas.norm_gate, flop_formulas.norm_gate_backw
 
 
 class _Call(NamedTuple):
-    """The arguments of an operator, and what every launch is told of them."""
+    """The arguments of an operator, and the values that every launch derives from them."""
 
     x: Tensor
     norm_weight: Tensor | None
@@ -97,7 +97,7 @@ class _Call(NamedTuple):
 
     @property
     def strides_of_weights(self) -> tuple[int, int, int, int]:
-        """Of the norm's weight, of the gate, out and in, and of its bias."""
+        """The strides of the norm's weight, of the gate (out and in), and of its bias."""
         norm = self.norm_weight.stride(0) if self.norm_weight is not None else 0
         gate = self.gate_weight.stride() if self.gate_weight is not None else (0, 0)
         return norm, gate[0], gate[1], self.gate_bias.stride(0) if self.gate_bias is not None else 0
@@ -135,14 +135,14 @@ def run_forward(*arguments: Any) -> Tensor:
 
 
 def run_backward(x: Tensor, grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dx and the gradients of the weights, of no numbers where there is no weight."""
+    """dx and the gradients of the weights, empty where there is no weight."""
     call = _Call(x, *arguments)
     with on_device_of(x), without_autocast(x):
         if call.gate < 2:
             dx, sums = _backward_of_rows(call, grad)
             d_norm, d_gate, d_bias = sums[0, : x.shape[3]], sums[1, None, : x.shape[3]], sums[2, :1]
         else:
-            # The gate's products are large: they are PyTorch's, and what remains is the backward of the norm alone.
+            # The gate's products are large, so PyTorch computes them; what remains is the backward of the norm alone.
             o, dz, direct = _backward_of_gate(call, grad)
             assert call.gate_weight is not None
             d_o = torch.addmm(direct, dz, call.gate_weight.to(x.dtype)).view(x.shape)
@@ -165,7 +165,7 @@ def _backward_of_rows(call: _Call, grad: Tensor) -> tuple[Tensor, Tensor]:
     weights = call.norm_weight, call.gate_weight, call.gate_bias
     block_d = call.tiles(False)["BLOCK_D"]
     block_rows = max(1, BACKWARD["tile"] // block_d)
-    # As many programs whatever the time: their sums are added up in one order.
+    # The number of programs does not depend on the run: the order of the sums is fixed.
     programs = min(cdiv(call.rows, block_rows), BACKWARD["programs"] * sm_count(x.device))
     partial = empty(3, block_d, programs, dtype=torch.float32, device=x.device)
     norm_stride, _, gate_stride, _ = call.strides_of_weights

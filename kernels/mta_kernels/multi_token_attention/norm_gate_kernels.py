@@ -1,4 +1,4 @@
-"""Triton kernels of the normalisation and the gate behind the output, forward and backward, a block of rows at a time.
+"""Triton kernels of the normalisation and the gate after the output, forward and backward, a block of rows at a time.
 
 `n = x / rms(x)`, `o = n * weight * factor` rounded to x's dtype, `y = o * sigmoid(z)`, and z is `o . gate + bias` (a
 number a row) or `gate o + bias` (a number a dim). x is `[B, H, M, D]` of any strides; row r is (b, h, m), m fastest.
@@ -48,10 +48,10 @@ def _norm_gate_backward_kernel(
 ):  # fmt: skip
     """dx, and this program's sums of the weights' gradients: partial `[3, BLOCK_D, programs]`, float32.
 
-    These are of the norm's weight, of the gate, and, in the first number of the third row, of its bias. GATE is 0 or 1.
+    They are of the norm's weight, of the gate, and, in the first number of the third row, of its bias. GATE is 0 or 1.
     """
     dim = tl.arange(0, BLOCK_D)
-    # Of each row of a block: rows are added up once, since warps meet for that.
+    # Sums stay per row of a block, and rows are summed once at the end, because that synchronises the warps.
     d_weight = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
     d_gate = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
     d_bias = tl.zeros([BLOCK_ROWS], tl.float32)
@@ -63,14 +63,14 @@ def _norm_gate_backward_kernel(
         grad_row = _row_offsets(row, heads, length, stride_gb, stride_gh, stride_gm)
         x = _load(x_ptr, x_row, inside, dim, stride_xd, HEAD_DIM).to(tl.float32)
         grad = _load(grad_ptr, grad_row, inside, dim, stride_gd, HEAD_DIM).to(tl.float32)
-        # Without an eps, rows that there are not are zeros over zero, and sums over rows NaN.
+        # Rows past the end: without an eps they would be zero over zero, and make the sums over rows NaN.
         inverse = tl.where(inside, _inverse_rms(x, eps, HEAD_DIM, NORM), 0.0)
         d_o = grad
         if GATE == 1:
             o = _normed(x, inverse, weight_ptr, dim, stride_w, factor, HEAD_DIM, NORM, x_ptr.dtype.element_ty)
             z = _gate_of_row(o, gate_ptr, bias_ptr, dim, stride_gate, HEAD_DIM, BIAS, x_ptr.dtype.element_ty)
             opened = tl.sigmoid(z)
-            d_z = tl.sum(grad * o, 1) * opened * (1 - opened)  # zero in rows that there are not
+            d_z = tl.sum(grad * o, 1) * opened * (1 - opened)  # zero in rows past the end
             gate = _vector(gate_ptr, dim, stride_gate, HEAD_DIM).to(x_ptr.dtype.element_ty).to(tl.float32)
             d_o = grad * opened[:, None] + d_z[:, None] * gate[None, :]
             d_gate += d_z[:, None] * o
@@ -99,9 +99,9 @@ def _gate_of_dims_backward_kernel(
     HEAD_DIM: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What the products of a gate a dim are made of, `[rows, D]` contiguous in x's dtype.
+    """The operands of the products of a gate a dim, `[rows, D]` contiguous in x's dtype.
 
-    These are o, dz, and `grad * sigmoid(z)`, the part of o's gradient that does not come through the gate.
+    These are o, dz, and `grad * sigmoid(z)`, the part of o's gradient that bypasses the gate.
     """
     row, inside = _rows(BLOCK_ROWS, rows)
     dim = tl.arange(0, BLOCK_D)
@@ -124,14 +124,14 @@ def _gate_of_dims_backward_kernel(
 
 @triton.jit
 def _rows(BLOCK_ROWS: tl.constexpr, rows):
-    """The rows of this program, and which of them there are."""
+    """The rows of this program, and which of them exist."""
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     return row, row < rows
 
 
 @triton.jit
 def _row_offsets(row, heads, length, stride_b, stride_h, stride_m):
-    """Where each row of a `[B, H, M, D]` tensor begins, in elements."""
+    """The offset of each row of a `[B, H, M, D]` tensor, in elements."""
     batch_head = row // length
     offsets = (batch_head // heads).to(tl.int64) * stride_b + (batch_head % heads).to(tl.int64) * stride_h
     return offsets + (row % length).to(tl.int64) * stride_m
@@ -151,7 +151,7 @@ def _store(x_ptr, row, inside, dim, stride_d, x, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def _vector(x_ptr, dim, stride, HEAD_DIM: tl.constexpr):
-    """A number a dim, float32, zero where there is none."""
+    """A number a dim, float32, zero past the head dim."""
     return tl.load(x_ptr + dim.to(tl.int64) * stride, mask=dim < HEAD_DIM, other=0.0).to(tl.float32)
 
 
@@ -175,7 +175,7 @@ def _normed(x, inverse, weight_ptr, dim, stride_w, factor, HEAD_DIM: tl.constexp
 
 @triton.jit
 def _gate_of_row(o, gate_ptr, bias_ptr, dim, stride_gd, HEAD_DIM: tl.constexpr, BIAS: tl.constexpr, DTYPE):
-    """z of each row, the numbers of the linear layer rounded to DTYPE."""
+    """z of each row, with the linear layer's parameters rounded to DTYPE."""
     gate = _vector(gate_ptr, dim, stride_gd, HEAD_DIM).to(DTYPE).to(tl.float32)
     z = tl.sum(o * gate[None, :], 1)
     if BIAS:
@@ -189,7 +189,7 @@ def _gate_of_dims(
     stride_bias, factor, HEAD_DIM: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """z `[rows, BLOCK_D]`: o, worked out again BLOCK_K dims at a time, times the gate."""
+    """z `[rows, BLOCK_D]`: o, recomputed BLOCK_K dims at a time, times the gate."""
     out_dim = tl.arange(0, BLOCK_D)
     z = tl.zeros([x_row.shape[0], BLOCK_D], tl.float32)
     for first in tl.range(0, HEAD_DIM, BLOCK_K):

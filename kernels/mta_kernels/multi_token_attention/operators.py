@@ -1,7 +1,7 @@
 """The kernel backends as `torch.library` operators, which take their backend by name: shapes, gradients.
 
 `mta::multi_token_attention` and `mta::multi_token_attention_backward` are opaque to torch.compile and torch.export.
-An operator takes numbers, not objects: `numbers_of` takes an `Operation` apart, `operation_by_numbers` makes it again.
+An operator takes numbers, not objects: `numbers_of` flattens an `Operation`, `operation_by_numbers` restores it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def multi_token_attention_op(
     if q_history is not None and before:
         q = torch.cat([q_history[:, :, -before:], q], dim=2)
     out = call(MULTI_TOKEN_ATTENTION, q, k, v, *mixers, *numbers_of(operation), documents, backend.name)[0]
-    return out[:, :, before:] if before else out  # the first rows lack queries before them; nobody sees those
+    return out[:, :, before:] if before else out  # the first rows lack earlier queries; nobody reads them
 
 
 def numbers_of(operation: Operation) -> Numbers:
-    """What an operator is told of an operation; the taps, and what is left out, are its mixers'."""
+    """The numbers of an operation that an operator takes; its mixers define the taps, and which steps exist."""
     pads = (conv.pad if conv else 0 for conv in (operation.pre_conv, operation.post_conv))
     groups = (mix.groups if mix else 1 for mix in (operation.pre_mix, operation.post_mix))
     return operation.causal, operation.scale, *pads, *groups  # type: ignore[return-value]

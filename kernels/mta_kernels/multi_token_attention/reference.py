@@ -12,7 +12,7 @@ Of heads g and h, rows i and keys j; every step but the first and the softmax ma
 8. RMSNorm of each head's output
 9. `o * sigmoid(linear(o))`
 
-The convolution is that of `conv_attention_reference`; mask0 makes the numbers of keys after the query zero. This is
+The convolution is `conv_attention_reference`'s; mask0 sets scores of keys after the query to zero. This is
 arXiv 2504.00927 with the masks of its implementation. float64 is the oracle.
 """
 
@@ -57,7 +57,7 @@ def multi_token_attention_reference(
 ) -> Tensor:
     """The whole multi-token attention of `q [B, Hq, M, D]`, `k, v [B, Hkv, N, D]`: `[B, Hq, M, D]`.
 
-    Arguments are those of `multi_token_attention`. Stores the `M x N` scores of all heads, several times; reads
+    Arguments are as for `multi_token_attention`. Stores the `M x N` scores of all heads, several times; reads
     `cu_seqlens` on the host. `rows = (start, stop)` computes those rows of q alone and returns
     `[B, Hq, stop - start, D]`, so that long sequences can be checked a block of rows at a time. Differentiable in every
     floating-point tensor, in all ways. Raises ValueError or TypeError for arguments that do not fit.
@@ -82,7 +82,7 @@ def mixed_attention(
     seed: int | Tensor | None = None, q_history: Tensor | None = None, cu_seqlens: Tensor | None = None,
     rows: tuple[int, int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Steps 1 to 7 of arguments that are checked, their mixings dense."""
+    """Steps 1 to 7 for checked arguments, with dense mixings."""
     drop = (dropout, seed_tensor(seed, q.device)) if dropout else None
     if cu_seqlens is not None:
         parts = [
@@ -105,11 +105,11 @@ def _definition(
 ) -> Tensor:  # fmt: skip
     """The `rows` of q, which holds the queries of the last positions of k and v.
 
-    `drop` is the share of probabilities to drop and its seed, for which k begins at `first_position`.
+    `drop` is the share of probabilities to drop, and its seed; for the seed, k begins at `first_position`.
     """
     batch, heads, query_rows, _ = q.shape
     start, stop = rows
-    # Each convolution looks back: the second on probabilities from this row on, the first on scores from this one on.
+    # Convolutions read earlier rows: the second one probabilities, the first one scores, from these rows on.
     first_probability = max(0, start - (operation.post_conv.query_taps - 1 if operation.post_conv else 0))
     first_score = max(0, first_probability - (operation.conv.query_taps - 1))
     keys, values = (repeat_heads(x, heads) for x in (k, v))
@@ -117,7 +117,7 @@ def _definition(
     future = torch.arange(k.shape[2], device=q.device) > position[:, None]  # the key comes after the query
 
     def hide(x: Tensor, by: float) -> Tensor:
-        """x of the last rows, `by` at the keys after the query."""
+        """x of the last rows, with `by` at the keys after the query."""
         return x.masked_fill(future[-x.shape[2] :], by) if operation.causal else x
 
     scores = q[:, :, first_score:stop] @ keys.transpose(-1, -2) * operation.scale
@@ -156,8 +156,8 @@ def norm_and_gate(
 ) -> Tensor:  # fmt: skip
     """Steps 8 and 9 for `out [..., D]`, in its dtype; None leaves a step out.
 
-    The RMSNorm is computed in float32, float64 stays, and multiplied by `norm_weight [D]` and the number `factor`
-    before it is rounded. The gate, `[1, D]` or `[D, D]` with a bias, multiplies what comes of that.
+    The RMSNorm is computed in float32 (float64 stays), and multiplied by `norm_weight [D]` and the number `factor`
+    before it is rounded. The gate, `[1, D]` or `[D, D]` with a bias, multiplies the result.
     """
     if norm_weight is not None:
         wide = out.to(_at_least_float32(out.dtype))

@@ -1,7 +1,7 @@
-"""Heads that do not meet, as calls of their own: no number of theirs can reach another's.
+"""Runs independent groups of heads as separate calls, so that no number of one group can reach another group.
 
-Heads meet that a mixing brings together or that share a key head. In one call, a product with the dense mixing
-multiplies others' numbers by zero, which infinity survives, and float16 has one loss scale for all heads.
+A mixing connects heads, and so does a shared key head. In one call, the product with the dense mixing multiplies
+other groups' numbers by zero, which leaves NaN where they are infinite. And float16 has one loss scale for all heads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mta_kernels.operation import HeadMix, Operation
 
 
 def heads_that_meet(operation: Operation, heads: int, kv_heads: int) -> int:
-    """How many neighbouring query heads meet: a divisor of `heads`, and a multiple of those of a key head."""
+    """Query heads in a connected group: a divisor of `heads`, and a multiple of the heads that share a key head."""
     mixings = [mix for mix in (operation.pre_mix, operation.post_mix) if mix is not None]
     return math.lcm(heads // kv_heads, *(heads // mix.groups for mix in mixings))
 
@@ -37,7 +37,7 @@ def forward(
     run: Callable[..., tuple[Tensor, Tensor]], operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`run`, an `Backend.forward`, for heads that meet at a time; without a mixing its heads never do."""
+    """`run`, a `Backend.forward`, a group of connected heads at a time; all heads in one call without a mixing."""
     heads, kv_heads = q.shape[1], k.shape[1]
     together = heads_that_meet(operation, heads, kv_heads)
     if together == heads or operation.pre_mix is operation.post_mix is None:
@@ -52,7 +52,7 @@ def backward(
     run: Callable[..., MixerGradients], operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers,
     logsumexp: Tensor, grad_out: Tensor, **options: Any,
 ) -> MixerGradients:  # fmt: skip
-    """`run`, an `Backend.backward`, for heads that meet at a time; without a mixing in float16 alone."""
+    """`run`, a `Backend.backward`, a group of connected heads at a time; without a mixing in float16 alone."""
     heads, kv_heads = q.shape[1], k.shape[1]
     together = heads_that_meet(operation, heads, kv_heads)
     unmixed = operation.pre_mix is operation.post_mix is None

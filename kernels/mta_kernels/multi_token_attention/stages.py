@@ -1,6 +1,6 @@
-"""The one place that chooses whose kernels do the steps of forward and backward: CUDA's where they run, else Triton's.
+"""The one place that chooses the kernels of each step of forward and backward: CUDA's where they run, else Triton's.
 
-It chooses for a `Gpu`, which need not be there: whoever predicts times asks as well. None is a device that CUDA's
+It chooses for a `Gpu` that need not be present, since predictions of times call it, too. None is a device that CUDA's
 kernels cannot run on. Imports no Triton.
 """
 
@@ -20,18 +20,18 @@ from mta_kernels.multi_token_attention.rows_cuda import rows
 from mta_kernels.nvrtc.compiler import missing_package
 from mta_kernels.operation import ONE_TAP, Convolution, Operation
 
-# Whether to take CUDA's kernels where they run; measurements and tests turn them off.
+# Whether to use CUDA's kernels where they run; measurements and tests turn them off.
 CUDA_MIX = True  # forward, heads mixed and nothing convolved
-CUDA_HEADS = True  # forward with a convolution of probabilities, where heads meet
+CUDA_HEADS = True  # forward with a convolution of probabilities and mixings
 CUDA_ROWS = True  # both passes, nothing convolved
 CUDA_BANDS = True  # convolutions and their gradients
 CUDA_BACKWARD_HEADS = True  # mixings of a backward with a convolution of probabilities
-# Where `mix` was the fastest when measured (docs/decisions/044, 088): up to this head dim, beyond from so many keys on;
-# and where a chunk has tiles for so many blocks.
+# Where `mix` was the fastest when measured (docs/decisions/044, 088): up to this head dim, beyond it from so many keys
+# on; and only if a chunk has tiles for so many blocks.
 SMALL_HEAD_DIM, MANY_KEYS, LEAST_BLOCKS = 64, 4096, 64
 
-# Of a forward: kernels from queries to the output (`mix_cuda`); between the two products those in which heads meet
-# (`heads_cuda`); or a stage a step, of which `convolves` and `mixes_rows` know more.
+# A forward: kernels from queries to the output (`mix_cuda`); kernels that mix heads between the two products
+# (`heads_cuda`); or one stage for each step, with `convolves` and `mixes_rows` to choose their kernels.
 Forward = Literal["mix", "heads", "stages"]
 
 
@@ -47,7 +47,7 @@ def forward(
     operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int, head_dim: int, *, documents: bool,
     key_rows: int, rows: int, sequences: int,
 ) -> Forward:  # fmt: skip
-    """What does a forward of `key_rows` keys, in chunks of so many `sequences` with so many `rows` each."""
+    """The kernels of a forward of `key_rows` keys, in chunks of so many `sequences` with so many `rows` each."""
     mixes = CUDA_MIX and can_mix(operation, gpu, dtype, heads, head_dim, documents=documents)
     if mixes and mix_pays(heads, head_dim, key_rows, rows, sequences):
         return "mix"
@@ -60,7 +60,7 @@ def forward(
 def can_mix(
     operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int, head_dim: int, *, documents: bool
 ) -> bool:  # fmt: skip
-    """Whether `mix_cuda` can do a forward."""
+    """Whether `mix_cuda` can run a forward."""
     if gpu is None or gpu.capability[0] != 9 or documents or operation.is_convolved:
         return False
     return mix.shape_unsupported(dtype, heads, head_dim) is None
@@ -76,7 +76,7 @@ def mix_pays(heads: int, head_dim: int, key_rows: int, rows: int, sequences: int
 
 @functools.lru_cache(256)
 def _supports_head_mixing(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int) -> bool:
-    """Whether the kernels of a forward in which heads meet can do it: with both mixings."""
+    """Whether `heads_cuda` can run a forward: it needs both mixings."""
     after = operation.post_conv
     if gpu is None or after is None or operation.pre_mix is None or operation.post_mix is None:
         return False
@@ -85,12 +85,12 @@ def _supports_head_mixing(operation: Operation, gpu: Gpu | None, dtype: torch.dt
 
 
 def convolves(convolution: Convolution, gpu: Gpu | None, dtype: torch.dtype) -> bool:
-    """Whether CUDA's kernels do a convolution of stored scores, and its gradients."""
+    """Whether CUDA's kernels run a convolution of stored scores, and its gradients."""
     return CUDA_BANDS and gpu is not None and bands.shape_unsupported(dtype, convolution) is None
 
 
 def mixes_rows(gpu: Gpu | None, dtype: torch.dtype, heads: int, keys: int, *, backward: bool) -> bool:
-    """Whether CUDA's kernels mix rows of so many keys, where nothing is convolved: their chunks have no halo."""
+    """Whether CUDA's kernels mix rows of so many keys; only without convolutions, as their chunks have no halo."""
     return CUDA_ROWS and gpu is not None and _has_rows(gpu, dtype, heads, keys, backward)
 
 
@@ -100,9 +100,9 @@ def _has_rows(gpu: Gpu, dtype: torch.dtype, heads: int, keys: int, backward: boo
 
 
 def mixes_heads_backward(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int) -> bool:
-    """Whether CUDA's kernels in which heads meet mix in a backward: both mixings with a convolution in between.
+    """Whether `heads_cuda` runs the mixings of a backward: both of them, with a convolution in between.
 
-    They need delta, which CUDA's convolution gives.
+    It needs delta, which CUDA's convolution computes.
     """
     if not CUDA_BACKWARD_HEADS or operation.post_conv is None or not convolves(operation.post_conv, gpu, dtype):
         return False
@@ -110,9 +110,9 @@ def mixes_heads_backward(operation: Operation, gpu: Gpu | None, dtype: torch.dty
 
 
 def recomputes_probabilities(operation: Operation, gpu: Gpu | None, dtype: torch.dtype, heads: int) -> bool:
-    """Whether one of these kernels convolves scores and makes probabilities of them: where the forward's do the same.
+    """Whether one of these kernels convolves scores and recomputes probabilities, as the forward's kernels do.
 
-    These need as much memory.
+    They need as much memory.
     """
     forward_meets = (
         CUDA_HEADS and operation.pre_conv is not None and _supports_head_mixing(operation, gpu, dtype, heads)

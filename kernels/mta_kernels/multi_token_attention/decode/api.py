@@ -1,4 +1,4 @@
-"""The public face of decode: one function."""
+"""The public interface of decode: one function."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def multi_token_attention_decode(
     NaN included.
     With `block_table [B, max_pages]` int32 the caches are pages, as in `conv_attention_decode`.
 
-    A `post_conv` of more than one query tap needs `state`, what the step before left: `prefill_state` makes it of a
-    prompt, `DecodeState.empty` of no token. A step changes it in place, may be repeated, and is fit for a CUDA graph. A
-    state that is neither one token behind `lengths` nor that of a step to be repeated is refused on a CPU; on a GPU the
-    caller sees to it.
+    A `post_conv` of more than one query tap needs `state`, the result of the step before: `prefill_state` makes it from
+    a prompt, `DecodeState.empty` from no token. A step changes it in place, may be repeated, and is fit for a CUDA
+    graph. The state must be one token behind `lengths`, or left by the step that is repeated. On a CPU any other state
+    raises an error; on a GPU the caller must ensure it.
 
-    All other tensors are those of `multi_token_attention`, with `scale` and `pad_key`. `backend` is "auto",
+    All other arguments are as for `multi_token_attention`, with `scale` and `pad_key`. `backend` is "auto",
     "reference" or "triton" (up to 64 query heads, caches whose last stride is 1); a named one never falls back. What
     `conv_attention_decode` computes is computed by it, and its backends may be named. `splits`, the programs that share
     a sequence's keys, 1 to 128, is not for the reference. Nothing waits for the device, and nothing is differentiable.

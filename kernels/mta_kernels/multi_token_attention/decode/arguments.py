@@ -23,9 +23,9 @@ def check_step(
     q_window: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, given: Mixers, after: NormGate, pad_key: str,
     state: DecodeState | None, block_table: Tensor | None,
 ) -> None:  # fmt: skip
-    """Raise, in one sentence, unless the arguments are those of `multi_token_attention_decode`.
+    """Raise, in one sentence, unless the arguments fit `multi_token_attention_decode`.
 
-    What lies in lengths and in the state is read on a CPU alone: on a GPU that would wait for the device.
+    The contents of lengths and of the state are read on a CPU alone: on a GPU that would wait for the device.
     """
     check_are_tensors(
         q_window=q_window, k_cache=k_cache, v_cache=v_cache, lengths=lengths, **given._asdict(), **after.tensors,
@@ -44,7 +44,7 @@ def check_step(
 
 
 def check_wants_no_gradient(*tensors: Tensor | None) -> None:
-    """Raise RuntimeError if a gradient of one of these may be asked for."""
+    """Raise RuntimeError if one of these requires a gradient."""
     if wants_gradient(*tensors):
         raise RuntimeError("multi_token_attention_decode is not differentiable; call it under torch.no_grad()")
 
@@ -53,9 +53,9 @@ def check_caches(
     q_window: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, given: Mixers, pad_key: str,
     block_table: Tensor | None,
 ) -> int:  # fmt: skip
-    """Raise ValueError or TypeError unless these fit each other; gives the keys that a sequence has room for."""
+    """Raise ValueError or TypeError unless these fit each other; returns the capacity of a sequence in keys."""
     taps = given.pre_conv
-    if taps is None:  # one tap, if there are heads to have it
+    if taps is None:  # one tap, if there are heads for it
         taps = q_window[0, :, :1, :1] if q_window.dim() == 4 and q_window.shape[0] else q_window
     check_decode_arguments(q_window, k_cache, v_cache, taps, lengths, pad_key, block_table, weight_name="pre_conv")
     check_mixers(given._replace(pre_conv=None), q_window, "q_window")
@@ -68,7 +68,7 @@ def check_caches(
 
 
 def check_state(state: DecodeState | None, q_window: Tensor, lengths: Tensor, given: Mixers, capacity: int) -> None:
-    """Raise ValueError or TypeError unless `state` is that of these sequences before this step, or after it."""
+    """Raise ValueError or TypeError unless `state` is of these sequences, before this step or after it."""
     assert given.post_conv is not None
     batch, heads, rows = *q_window.shape[:2], given.post_conv.shape[1]
     if not isinstance(state, DecodeState):
@@ -106,7 +106,7 @@ def check_state(state: DecodeState | None, q_window: Tensor, lengths: Tensor, gi
 
 
 def check_seen(state: DecodeState, lengths: Tensor) -> None:
-    """Raise ValueError unless `state` is one token behind `lengths`, or that of a step with these."""
+    """Raise ValueError unless `state` is one token behind `lengths`, or as a step with these left it."""
     logsumexp, seen = state.logsumexp, state.lengths
     behind = (lengths > 0) & (seen != lengths - 1) & (seen != lengths)
     if behind.any():
@@ -116,7 +116,7 @@ def check_seen(state: DecodeState, lengths: Tensor) -> None:
             f"seen {int(seen[which])}; give each step one token, or a state of prefill_state"
         )
     heads, rows = logsumexp.shape[1:]
-    oldest = (lengths % rows).long()[:, None, None].expand(-1, heads, 1)  # which only a repeated step reads
+    oldest = (lengths % rows).long()[:, None, None].expand(-1, heads, 1)  # only a repeated step reads it
     unknown = (seen == lengths) & (lengths >= rows) & logsumexp.gather(2, oldest).isnan().any(1).flatten()
     if unknown.any():
         which = int(unknown.nonzero()[0])

@@ -1,4 +1,4 @@
-"""The kernel of a decode step that runs beside the one that reads K: what older rows add, known without its scores."""
+"""The kernel of a decode step that runs beside the one that reads K: the older rows' part of the convolution."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _mta_decode_early_kernel(
     POST_KEY_TAPS: tl.constexpr, POST_PAD: tl.constexpr, BEFORE: tl.constexpr, SPAN: tl.constexpr,
     SLOTS: tl.constexpr, WIDE: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What the rows before the newest add to its convolved probabilities, older `[B, H, keys]`.
+    """The part of the older rows in the newest row's convolved probabilities, older `[B, H, keys]`.
 
     AT_ONCE heads of a sequence have `programs`, which take tiles of `16 * BLOCK_M` keys in turn. logits and logsumexp
     are a state's.
@@ -45,7 +45,7 @@ def _mta_decode_early_kernel(
         ),)  # fmt: skip
     step = programs * (16 * BLOCK_M)
     for first in tl.range(tl.program_id(0) % programs * (16 * BLOCK_M), length, step, num_stages=1):
-        rows = ()  # all are on their way before the first is used
+        rows = ()  # all loads are in flight before the first is used
         for a in tl.static_range(POST_QUERY_TAPS - 1):
             rows += (_load_row(  # type: ignore[assignment]
                 logits_ptr, head, length - POST_QUERY_TAPS + a, first, stride_lh, stride_ls, stride_ln, BLOCK_M,
@@ -59,4 +59,4 @@ def _mta_decode_early_kernel(
         key = first + tl.arange(0, BLOCK_M)[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
         tl.store(place + key, older, mask=there & (key // 16 * 16 < length))
     if DEPENDENT_LAUNCH:
-        gdc_wait()  # what waits for this kernel, waits for the one that it runs beside
+        gdc_wait()  # a kernel that waits for this one also waits for the one beside it

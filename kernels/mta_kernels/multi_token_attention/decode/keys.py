@@ -1,9 +1,9 @@
-"""The kernels of a decode step that read K: logits of the newest row, and what is found in them.
+"""The kernels of a decode step that read K: logits of the newest row, and their logsumexp.
 
-Mixings need all heads at a key. With a convolution before, every KV head has programs of its own that stream a share of
-its keys, and heads meet in a second, small kernel. The taps fold into the queries as in conv_attention's decode
-(decode_shares.py): only the newest keys, of which older rows see fewer, need a mask, and each query head has a small
-program for them. Without one a program takes a tile of keys through all heads.
+Mixings need all heads at a key. With a convolution before the mixing, each program streams a share of one KV head's
+keys, and a second, small kernel mixes the heads. The taps fold into the queries as in conv_attention's decode
+(decode_shares.py). Older rows see fewer of the newest keys, so only these need a mask: each query head has a small
+program for them. Without a convolution a program takes a tile of keys through all heads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _mta_decode_convolved_kernel(
 ):  # fmt: skip
     """Convolved scores `[B, H, keys]` of the newest row: a share of the keys for AT_ONCE query heads of a KV head.
 
-    Or, in the first GROUP programs of a KV head, those of the newest keys of one query head.
+    In the first GROUP programs of a KV head, the scores of the newest keys of one query head instead.
     """
     if DEPENDENT_LAUNCH:
         gdc_launch_dependents()
@@ -90,7 +90,7 @@ def _mta_decode_convolved_kernel(
     dim = tl.arange(0, BLOCK_D)
     column = tl.arange(0, COLUMNS)
     step = (tl.arange(0, ROWS) % BLOCK_STEPS)[:, None]
-    # A tile finishes the scores of the columns that end STEPS - 1 before its own last one.
+    # A tile completes the scores of the columns that end STEPS - 1 before its own last one.
     source = (column[None, :] - (STEPS - 1) + step + COLUMNS) % COLUMNS
     is_new = column[None, :] <= COLUMNS - STEPS + step
     number = tl.arange(0, BLOCK_N)
@@ -134,8 +134,8 @@ def _mta_decode_logits_kernel(
 ):  # fmt: skip
     """Logits of the newest row in every `programs`-th tile of keys, and their logsumexp, found `[B, programs, H]`.
 
-    logits `[B, H, SLOTS, S]`, the row of position i in slot `i % SLOTS`. Scores `[B, H, keys]` come from a kernel
-    before this one if they are convolved, else from K.
+    logits `[B, H, SLOTS, S]`, with the row of position i in slot `i % SLOTS`. Scores `[B, H, keys]` come from an
+    earlier kernel if they are convolved, else from K.
     """
     if DEPENDENT_LAUNCH:
         gdc_launch_dependents()
@@ -161,7 +161,7 @@ def _mta_decode_logits_kernel(
     for first in tl.range(program * BLOCK_N, length, programs * BLOCK_N, num_stages=1):
         if PRE_CONV:
             column = tl.arange(0, BLOCK_N)[None, :]
-            groups = (first // 8 + column // 8) * 8  # of keys that one load is for
+            groups = (first // 8 + column // 8) * 8  # of keys that one load covers
             scores = tl.load(place + first + column, mask=(head < HEADS)[:, None] & (groups < length), other=0.0)
         else:
             scores = _plain_scores(
@@ -185,7 +185,7 @@ def _plain_scores(
     HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All heads' scores of the keys from `start` on: `[BLOCK_H, BLOCK_N]`."""
+    """Scores `[BLOCK_H, BLOCK_N]` of all heads at the keys from `start` on."""
     head = tl.arange(0, BLOCK_H)
     dim = tl.arange(0, BLOCK_D)
     q = tl.load(
@@ -199,7 +199,7 @@ def _plain_scores(
     scores = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)
     for kv_head in tl.range(0, HEADS // GROUP):
         k = _load_rows(k_ptr + _wide(kv_head) * stride_kh, rows, dim, inside, stride_kd, HEAD_DIM)
-        # A tensor core multiplies 16 rows anyway: those of other KV heads are left out.
+        # A tensor core multiplies 16 rows in any case: the rows of other KV heads are discarded.
         scores = tl.where((head // GROUP == kv_head)[:, None], tl.dot(q, k.T, input_precision=PRECISION), scores)
     return scores * scale
 
@@ -211,8 +211,8 @@ def _keep_logits(
 ):  # fmt: skip
     """Mix scores `[BLOCK_H, keys]` of the keys from `first` on, and write the logits of those before `stop`.
 
-    Returns the largest logit `[BLOCK_H]`, the sum of exponentials below it, and which heads have a score that is not
-    finite, with those given. If WIDE, logits may be written up to the next multiple of 8 keys.
+    Returns the largest logit `[BLOCK_H]`, the sum of exponentials below it, and which heads have a non-finite score;
+    each includes the values passed in. If WIDE, logits may be written up to the next multiple of 8 keys.
     """
     BLOCK_H: tl.constexpr = scores.shape[0]
     DTYPE: tl.constexpr = logits_ptr.dtype.element_ty
@@ -236,7 +236,7 @@ def _keep_logits(
     seen = (head < HEADS)[:, None] & (key < stop)[None, :]
     there = seen
     if WIDE:
-        groups = (first // 8 + column // 8) * 8  # of keys that one store is for
+        groups = (first // 8 + column // 8) * 8  # of keys that one store covers
         there = (head < HEADS)[:, None] & (groups < stop)[None, :]
     tl.store(
         logits_ptr + head[:, None].to(tl.int64) * stride_lh + key[None, :].to(tl.int64) * stride_ln, rounded, mask=there
@@ -250,7 +250,7 @@ def _keep_logits(
 
 @triton.jit
 def _share(length, split, splits):
-    """The keys of a program: from the first to before the second, none if it is not above."""
+    """The range of a program's keys, empty if the second number is not above the first."""
     keys = (tl.cdiv(length, splits) + 15) // 16 * 16
     start = split * keys
     return start, tl.minimum(start + keys, length)

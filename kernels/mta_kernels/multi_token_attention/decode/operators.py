@@ -25,7 +25,7 @@ def decode_op(
     operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, after: NormGate,
     lengths: Tensor, state: DecodeState | None, block_table: Tensor | None, *, splits: int, backend: Backend,
 ) -> Tensor:  # fmt: skip
-    """The newest row by the kernels of a backend, for checked arguments, their mixings dense; splits 0 is "auto".
+    """The newest row by the kernels of a backend, for checked arguments with dense mixings; splits 0 is "auto".
 
     Raises RuntimeError for dual tensors, and within torch.func.vmap.
     """

@@ -1,4 +1,4 @@
-"""How a decode step is shared out among programs: tiles of keys, and how many programs take them."""
+"""How a decode step divides into programs: tiles of keys, and how many programs take them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from mta_kernels.conv_attention.triton.launch import cdiv, next_power_of_2
 from mta_kernels.gpu_limits import shared_memory_limit, sm_count
 from mta_kernels.operation import ONE_TAP, Operation
 
-MAX_PROGRAMS = 512  # a sequence: every program of V reads what all those of the logits have found
+MAX_PROGRAMS = 512  # a sequence: every V program reads the results of all logits programs
 MAX_PROGRAMS_A_HEAD = 512
 TILE_BYTES = 32 * 1024  # of one head's keys or values
-OLDER_BYTES = 48 * 1024  # of the older rows that a program asks for at a time
+OLDER_BYTES = 48 * 1024  # of the older rows that a program loads at a time
 BLOCKS = (16, 8, 4, 2, 1)  # of 16 keys, in a tile of probabilities
-AHEAD_BYTES = 26 * 1024 * 1024  # of all values, asked for before they can be used
+AHEAD_BYTES = 26 * 1024 * 1024  # of all values, prefetched before they can be used
 
 
 @dataclass(frozen=True)
 class StepLaunch:
-    """What the compiler is told of a kernel."""
+    """The launch options of a kernel."""
 
     warps: int
     stages: int
@@ -46,7 +46,7 @@ class OfScores:
 
 @dataclass(frozen=True)
 class Early:
-    """Programs that compute what older rows add: `programs` for `heads` heads of a sequence, of `16 * blocks` keys."""
+    """Programs that compute the older rows' part: `programs` for `heads` heads of a sequence, of `16 * blocks` keys."""
 
     heads: int
     blocks: int
@@ -67,8 +67,8 @@ class OfLogits:
 class OfValues:
     """Programs that read V: `programs * parts` a sequence, which take tiles of `16 * blocks` keys in turn.
 
-    One reads `kv_heads` KV heads, `block_v` keys at a time, and asks for the first values of `ahead` before it
-    multiplies: if `early`, before there are logits.
+    One reads `kv_heads` KV heads, `block_v` keys at a time, and prefetches the first values of `ahead` KV heads before
+    it multiplies: if `early`, before there are logits.
     """
 
     blocks: int
@@ -83,7 +83,7 @@ class OfValues:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """How a step is shared out."""
+    """How a step divides into programs."""
 
     of_scores: OfScores | None
     early: Early
@@ -96,7 +96,7 @@ def plan(
     dtype: torch.dtype, head_dim: int, heads: int, kv_heads: int, operation: Operation, batch: int, capacity: int,
     device: torch.device, splits: int = 0,
 ) -> StepPlan:  # fmt: skip
-    """Programs enough to fill the GPU, if there are keys enough for them; `splits` of each kind but early, unless 0."""
+    """Enough programs to fill the GPU, if there are enough keys; `splits` of each kind except early, unless 0."""
     block_d, block_h = max(16, next_power_of_2(head_dim)), max(16, next_power_of_2(heads))
     row, sms, room = block_d * dtype.itemsize, sm_count(device), shared_memory_limit(device)
     of_scores = None
@@ -122,7 +122,7 @@ def plan(
 
 
 def band(operation: Operation) -> tuple[int, int]:
-    """Keys before a group of 16 that its band of taps begins with, in whole groups of 8, and the keys of a band."""
+    """Keys that a band of taps begins before a group of 16, in whole groups of 8, and the keys of a band."""
     post = operation.post_conv or ONE_TAP
     before = cdiv(post.pad, 8) * 8
     return before, max(16, next_power_of_2(15 + before - post.pad + post.key_taps))
@@ -130,9 +130,9 @@ def band(operation: Operation) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=4096)
 def choose_splits(sequences: int, capacity: int, new: int, at_once: int) -> int:
-    """Programs a sequence: the most of those that take the fewest rounds of tiles, each of `new` keys.
+    """Programs a sequence: the most with the least cost, waves times the tiles of `new` keys in a share.
 
-    The GPU runs `at_once` programs at a time; if that is enough, all of them do.
+    A wave is the `at_once` programs that the GPU runs at a time.
     """
 
     def cost(splits: int) -> tuple[int, int]:
@@ -163,20 +163,20 @@ def _early(
     span: int, operation: Operation, itemsize: int, heads: int, batch: int, capacity: int, sms: int, room: int
 ) -> Early:
     rows = (operation.post_conv or ONE_TAP).query_taps - 1
-    at_once = next((n for n in (4, 2) if 16 * rows * n * span * itemsize <= room // 2), 1)  # whose bands are kept
+    at_once = next((n for n in (4, 2) if 16 * rows * n * span * itemsize <= room // 2), 1)  # bands stay loaded
     blocks = next((n for n in BLOCKS if n * rows * at_once * span * itemsize <= OLDER_BYTES), 1)
     programs = max(1, min(cdiv(capacity, 16 * blocks), sms // (batch * cdiv(heads, at_once))))
     return Early(at_once, blocks, programs, StepLaunch(4, 1, 128))
 
 
 def values_blocks(operation: Operation, head_dim: int, heads: int, itemsize: int, room: int) -> int:
-    """Blocks of 16 keys in a tile of the programs of V, which have so many bytes of shared memory; 0 if none fits."""
+    """Blocks of 16 keys in a tile of the V programs, which have so many bytes of shared memory; 0 if none fits."""
     row, block_h = max(16, next_power_of_2(head_dim)) * itemsize, max(16, next_power_of_2(heads))
     return next((n for n in BLOCKS if _mixed(operation, n, block_h, itemsize) + _block_v(n, row) * row <= room), 0)
 
 
 def _mixed(operation: Operation, blocks: int, block_h: int, itemsize: int) -> int:
-    """Bytes of shared memory: the bands of all heads, a tile of their logits, and what is convolved and mixed of it."""
+    """Bytes of shared memory: all heads' bands, a tile of their logits, and its convolved and mixed results."""
     convolved = band(operation)[1] * (16 + blocks) if operation.post_conv else 0
     return block_h * (convolved * itemsize + 16 * blocks * (itemsize + 4))
 
@@ -204,5 +204,5 @@ def _of_values(
 
 
 def _in_turn(tiles: int) -> int:
-    """Programs that take tiles in turn, in as few rounds as they can and as equal ones."""
+    """Programs that take tiles in turn, in the fewest and most equal rounds."""
     return cdiv(tiles, cdiv(tiles, MAX_PROGRAMS))

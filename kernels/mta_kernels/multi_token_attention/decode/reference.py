@@ -44,7 +44,7 @@ def multi_token_attention_decode_reference(
 ) -> Tensor:
     """The newest row of causal multi-token attention from the caches, `[B, Hq, 1, D]`; changes `state` in place.
 
-    Arguments are those of `multi_token_attention_decode`. Equals row `lengths - 1` of
+    Arguments are as for `multi_token_attention_decode`. Equals row `lengths - 1` of
     `multi_token_attention_reference`; a length of 0 gives zeros. Raises ValueError, TypeError or RuntimeError for
     arguments that do not fit.
     """
@@ -61,7 +61,7 @@ def newest_row(
     operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, lengths: Tensor,
     state: DecodeState | None, block_table: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Steps 1 to 7 of arguments that are checked, their mixings dense."""
+    """Steps 1 to 7 for checked arguments, with dense mixings."""
     if block_table is not None:
         k_cache, v_cache = (gather_pages(cache, block_table) for cache in (k_cache, v_cache))
     column = torch.arange(k_cache.shape[2], device=k_cache.device)
@@ -78,7 +78,7 @@ def newest_row(
         probabilities = probabilities.masked_fill(~seen, 0)
     if mixers.post_mix is not None:
         probabilities = mix_heads(probabilities, mixers.post_mix.T, operation.post_mix)
-    # A mask, not a product: what lies beyond a sequence may be NaN, and 0 * NaN is NaN.
+    # A mask, not a product: a cache beyond its length may hold NaN, and 0 * NaN is NaN.
     values = v_cache.masked_fill((column >= lengths[:, None])[:, None, :, None], 0)
     return probabilities @ repeat_heads(values, q_window.shape[1])
 
@@ -88,15 +88,15 @@ def last_logits(
 ) -> tuple[Tensor, Tensor]:
     """Logits `[B, H, R, S]` of the last rows of sequences, and their positions `[B, R]`, below 0 before the first.
 
-    R is `rows`, or less if the window has no more. What a row does not see has no meaning in its logits.
+    R is `rows`, or less if the window has no more. Logits of keys that a row does not see are undefined.
     """
     heads, window = q_window.shape[1:3]
     window = min(window, operation.conv.query_taps - 1 + rows)
     row = lengths[:, None] - window + torch.arange(window, device=lengths.device)  # [B, W]
     queries = q_window[:, :, -window:].masked_fill((row < 0)[:, None, :, None], 0)
     keys = repeat_heads(k_cache, heads)
-    # Scaled before it is rounded: float16 may hold a score whose product of query and key it does not. Added to zeros,
-    # since PyTorch 2.13 on a CPU writes nothing in bfloat16 where both factors, alpha and beta, are 0.
+    # Scaled before it is rounded: in float16 a product of query and key may overflow where its score does not. Added to
+    # zeros, since PyTorch 2.13 on a CPU writes nothing in bfloat16 where both factors, alpha and beta, are 0.
     scores = torch.baddbmm(
         queries.new_zeros(()), queries.flatten(0, 1), keys.flatten(0, 1).mT, alpha=operation.scale
     ).unflatten(0, queries.shape[:2])
@@ -111,13 +111,13 @@ def last_logits(
 
 
 def logsumexp_of(logits: Tensor, seen: Tensor) -> Tensor:
-    """Of the logits of each row where `seen`, in float32 or wider: `[B, H, R]`."""
+    """The logsumexp of each row's logits where `seen`, in float32 or wider: `[B, H, R]`."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return torch.logsumexp(wide.masked_fill(~seen, float("-inf")), dim=-1)
 
 
 def probabilities_of(logits: Tensor, logsumexp: Tensor, seen: Tensor) -> Tensor:
-    """In the dtype of the logits `[B, H, R, S]`; zero where not `seen`."""
+    """Probabilities in the dtype of the logits `[B, H, R, S]`; zero where not `seen`."""
     exponents = (logits - logsumexp[..., None]).masked_fill(~seen, float("-inf"))
     return torch.exp(exponents).to(logits.dtype)
 
@@ -159,10 +159,10 @@ def prefill_state(
 
     `q_window [B, Hq, W, D]` holds the last `W >= min(max(cq, cq + cq2 - 2), tokens)` queries of each sequence, oldest
     first, cq and cq2 being the query taps of `pre_conv` (1 without one) and `post_conv`; a prompt will do. With one
-    more, the first step may be that of the prompt's last token again; without, it is refused on a CPU and NaN on a
-    GPU. All else as for `multi_token_attention_decode`, with the mixers of the steps; under autocast the state is in
-    its dtype, as the steps are. Computes `cq2` rows of logits in eager PyTorch. Raises ValueError or TypeError for
-    arguments that do not fit.
+    more query, the first step may repeat the prompt's last token; without it, that step raises an error on a CPU and
+    gives NaN on a GPU. All else is as for `multi_token_attention_decode`, with the mixers of the steps; under autocast
+    the state is in its dtype, like the steps. Computes `cq2` rows of logits in eager PyTorch. Raises ValueError or
+    TypeError for arguments that do not fit.
     """
     given = Mixers(pre_conv, pre_mix, post_conv)
     check_are_tensors(q_window=q_window, k_cache=k_cache, lengths=lengths, **given._asdict(), block_table=block_table)
@@ -189,7 +189,7 @@ def prefill_state(
     if query_taps == 1:
         return state
     with torch.no_grad():
-        # A row more than the next step reads, for one that repeats the prompt's last: NaN if the window is too short.
+        # One row more than the next step reads, to repeat the prompt's last token: NaN if the window is too short.
         logits, row = last_logits(operation, q_window, k_cache, with_dense_mixings(given), lengths, query_taps)
         known = (row - (operation.conv.query_taps - 1)).clamp(min=0) >= lengths[:, None] - window
         seen = (torch.arange(capacity, device=row.device) <= row[:, :, None].clamp(min=0))[:, None]

@@ -1,7 +1,7 @@
-"""Rows of probabilities in decode's kernels, all heads in a program, since mixings cross heads.
+"""Rows of probabilities in the decode kernels, all heads in a program, since mixings cross heads.
 
-A convolution of probabilities is a product of matrices without moving anything: 16 neighbouring keys need SPAN
-neighbouring probabilities of each row, which a band of taps makes theirs. `a[16 m + n] = sum_y P[m, y] band[y, n]`,
+A convolution of probabilities is a matrix product, without data movement: 16 neighbouring outputs read SPAN
+neighbouring probabilities of a row, weighted by a band of taps. `a[16 m + n] = sum_y P[m, y] band[y, n]`,
 with `P[m, y] = p[16 m - BEFORE + y]` and `band[y, n] = taps[y - n - BEFORE + pad]`, y below SPAN.
 """
 
@@ -20,14 +20,14 @@ def _load_row(
     logits_ptr, head, row, first, stride_lh, stride_ls, stride_ln, BLOCK_M: tl.constexpr, BEFORE: tl.constexpr,
     SPAN: tl.constexpr, HEADS: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Logits of the row of position `row` that the keys from `first` on are convolved of: `[heads, BLOCK_M, SPAN]`.
+    """Logits of the row of position `row` that the outputs from `first` on read: `[heads, BLOCK_M, SPAN]`.
 
-    logits are a sequence's, `[H, SLOTS, S]`. If WIDE, those behind the row's last key can be anything.
+    logits are a sequence's, `[H, SLOTS, S]`. If WIDE, logits after the row's last key are undefined.
     """
     block = tl.arange(0, BLOCK_M)[None, :, None]
     near = tl.arange(0, SPAN)[None, None, :]
     key = first - BEFORE + block * 16 + near
-    groups = (first // 8 - BEFORE // 8 + block * 2 + near // 8) * 8  # of keys that one load is for
+    groups = (first // 8 - BEFORE // 8 + block * 2 + near // 8) * 8  # of keys that one load covers
     seen = (head < HEADS)[:, None, None] & (groups >= 0) & (groups <= row)
     if not WIDE:
         seen = seen & (key >= 0) & (key <= row)
@@ -39,7 +39,7 @@ def _load_row(
 def _add_row(
     convolved, logits, band, logsumexp, row, first, BEFORE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """`convolved [heads, BLOCK_M, 16]` with what a row adds, whose logits are as `_load_row` gives them.
+    """`convolved [heads, BLOCK_M, 16]` plus a row's part, from logits as `_load_row` returns them.
 
     logsumexp `[heads]` and band `[heads, SPAN, 16]` are the row's.
     """
@@ -67,7 +67,7 @@ def _band_of_taps(
 
 @triton.jit
 def _logsumexp(found_ptr, batch, slots, HEADS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_SLOTS: tl.constexpr):
-    """The newest row's, of each head, from what its shares have found; 0 without keys and where there is no head."""
+    """The newest row's logsumexp of each head, from its shares' results; 0 without keys and past the heads."""
     head = tl.arange(0, BLOCK_H)[None, :]
     slot = tl.arange(0, BLOCK_SLOTS)[:, None]
     place = found_ptr + (batch.to(tl.int64) * slots + slot) * HEADS + head
@@ -79,7 +79,7 @@ def _logsumexp(found_ptr, batch, slots, HEADS: tl.constexpr, BLOCK_H: tl.constex
 
 @triton.jit
 def _load_mix(mix_ptr, stride_out, stride_in, HEADS: tl.constexpr, BLOCK_H: tl.constexpr):
-    """A mixing as `[out, in]`, float32, zero where there is no head."""
+    """A mixing as `[out, in]`, float32, zero past the heads."""
     head = tl.arange(0, BLOCK_H)
     return tl.load(
         mix_ptr + head[:, None].to(tl.int64) * stride_out + head[None, :].to(tl.int64) * stride_in,
@@ -90,13 +90,13 @@ def _load_mix(mix_ptr, stride_out, stride_in, HEADS: tl.constexpr, BLOCK_H: tl.c
 
 @triton.jit
 def _is_finite(x):
-    """A mixing multiplies the numbers of heads that do not meet by 0, which must be finite, as 0 * NaN is NaN."""
+    """Whether x is finite: a mixing multiplies the heads of other groups by 0, and 0 * NaN is NaN."""
     return tl.abs(x.to(tl.float32)) < float("inf")
 
 
 @triton.jit
 def _takes_part(mix, spoiled):
-    """Whether a head is mixed, by `mix [out, in]`, of one that is spoiled: `[out]`."""
+    """Whether a head mixes, by `mix [out, in]`, a spoiled head: `[out]`."""
     return tl.max(tl.where(mix != 0, spoiled[None, :], 0.0), 1) > 0
 
 

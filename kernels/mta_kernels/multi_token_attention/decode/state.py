@@ -15,13 +15,13 @@ from mta_kernels.multi_token_attention.mixers import Mixers
 class DecodeState:
     """Logits of the last rows of each sequence, which the next steps convolve: a step changes it in place.
 
-    Row i, the query of position i, is in slot `i % query_taps`, the query taps being those of `post_conv`. There is a
-    slot more than older rows are read, so that a step may be repeated, as a CUDA graph's warm-up does. The logsumexp of
-    a row that nobody knows is NaN. A place in the batch gets a new sequence by writing its rows of all three tensors,
-    or its length as 0.
+    Row i, the query of position i, is in slot `i % query_taps` (the query taps of `post_conv`). There is one slot more
+    than the older rows that a step reads, so that a step may be repeated, as a CUDA graph's warm-up does. The logsumexp
+    of an unknown row is NaN. To put a new sequence into a place of the batch, write its rows of all three tensors, or
+    its length as 0.
     """
 
-    logits: Tensor  # [B, H, query taps, capacity] in q's dtype, after the mixing of scores; what no key has, may be any
+    logits: Tensor  # [B, H, query taps, capacity] in q's dtype, after the mixing; undefined where no key is
     logsumexp: Tensor  # [B, H, query taps], float32, float64 for float64: of each row's visible logits
     lengths: Tensor  # [B], int32: the tokens of each sequence that it has seen
 
@@ -30,7 +30,7 @@ class DecodeState:
         cls, batch: int, heads: int, query_taps: int, capacity: int, *, dtype: torch.dtype,
         device: torch.device | str | None = None,
     ) -> DecodeState:  # fmt: skip
-        """Of sequences without tokens, with room for `capacity` keys each.
+        """The state of sequences without tokens, with room for `capacity` keys each.
 
         Raises ValueError for counts that are no whole numbers from 1 on, and TypeError for another dtype.
         """
@@ -48,7 +48,7 @@ class DecodeState:
         )  # fmt: skip
 
     def clone(self) -> DecodeState:
-        """Another that steps do not change with this one."""
+        """A copy, which later steps do not change."""
         return DecodeState(self.logits.clone(), self.logsumexp.clone(), self.lengths.clone())
 
 

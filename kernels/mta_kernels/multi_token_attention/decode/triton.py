@@ -1,10 +1,10 @@
-"""A decode step by the Triton kernels, each of which takes its place while the one before it finishes.
+"""A decode step by the Triton kernels; each may start while the one before it finishes.
 
-Or by those of `decode_cuda/`, which are faster, where they can.
+Where the kernels of `decode_cuda/` can run, they run instead, since they are faster.
 
-Scores from K if they are convolved, beside that what is known early, logits (from K if they are not), partial outputs
-from V, the output; norm and gate follow. Between K and V lie two bytes a key and head, and with convolutions two and
-four more.
+The order: scores from K if they are convolved; beside it, the older rows' part; logits (from K if not convolved);
+partial outputs from V; the output; norm and gate. Between K and V a step stores two bytes a key and head, and four more
+with convolutions.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class _Step(NamedTuple):
     lengths: Tensor
     block_table: Tensor | None
     signature: int
-    constants: dict[str, Any]  # of all kernels, each of which takes those that it names
+    constants: dict[str, Any]  # of all kernels; each takes the names of its own parameters
     state: DecodeState | None
-    scores: Tensor  # [B, H, keys]: convolved; nothing if they are not
+    scores: Tensor  # [B, H, keys]: convolved; empty if they are not
     logits: Tensor  # [B, H, slots, S]: the state's, or one slot
-    older: Tensor  # [B, H, keys] in float32: what older rows add; nothing without them
+    older: Tensor  # [B, H, keys] in float32: the older rows' part; empty without one
 
 
 def newest_row(
     operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, after: NormGate,
     lengths: Tensor, state: DecodeState | None, block_table: Tensor | None, splits: int | str = "auto",
 ) -> Tensor:  # fmt: skip
-    """The newest row, for arguments already checked, their mixings dense: `[B, Hq, 1, D]`.
+    """The newest row, for checked arguments with dense mixings: `[B, Hq, 1, D]`.
 
-    Reads nothing on the host that is on the device: fit for a CUDA graph. Raises ValueError for splits that do not fit.
+    Reads no device memory on the host: fit for a CUDA graph. Raises ValueError for splits that do not fit.
     """
     check_splits(splits)
     batch, heads, _, head_dim = q_window.shape
@@ -133,7 +133,7 @@ def _launch_scores(step: _Step, tiles: OfScores, q_window: Tensor, k_cache: Tens
 
 
 def _launch_early(step: _Step) -> None:
-    """What older rows add to the convolution of probabilities, if it has any."""
+    """The older rows' part of the convolution of probabilities, if there is one."""
     (batch, heads, _), tiles, state, taps = step.older.shape, step.plan.early, step.state, step.mixers.post_conv
     if state is None:
         return
@@ -146,7 +146,7 @@ def _launch_early(step: _Step) -> None:
 
 
 def _launch_logits(step: _Step, q_window: Tensor, k_cache: Tensor) -> Tensor:
-    """Logits of the newest row; gives their logsumexp of each program's keys: `[B, programs, H]` in float32."""
+    """Logits of the newest row; returns the logsumexp over each program's keys: `[B, programs, H]` in float32."""
     (batch, heads, window, _), tiles, mix = q_window.shape, step.plan.of_logits, step.mixers.pre_mix
     found = empty(batch, tiles.programs, heads, dtype=torch.float32, device=q_window.device)
     _launch(
@@ -160,7 +160,7 @@ def _launch_logits(step: _Step, q_window: Tensor, k_cache: Tensor) -> Tensor:
 
 
 def _launch_values(step: _Step, found: Tensor, v_cache: Tensor) -> Tensor:
-    """The output: partial outputs of shares of the keys, and these added up."""
+    """The output: partial outputs of shares of the keys, and their sum."""
     tiles, taps, mix, device = step.plan.of_v, step.mixers.post_conv, step.mixers.post_mix, v_cache.device
     (batch, slots, heads), head_dim, state = found.shape, v_cache.shape[3], step.state
     kept = (None, None) if state is None else (state.logsumexp, state.lengths)
@@ -184,7 +184,7 @@ def _launch_values(step: _Step, found: Tensor, v_cache: Tensor) -> Tensor:
 
 
 def _launch(step: _Step, kernel: Any, programs: int, how: StepLaunch, follows: bool, *args: Any, **own: Any) -> None:
-    """Launch a kernel with the step's constants and its own; one that `follows` another waits for that itself."""
+    """Launch a kernel with the step's constants and its own; one that `follows` another waits for it itself."""
     constants = step.constants | own
     launch(
         kernel, programs, step.signature, *args,

@@ -1,4 +1,4 @@
-"""The kernels of a decode step that read V: what it is multiplied with, products of a share of the keys, their sum."""
+"""The kernels of a decode step that read V: the mixed probabilities, products with a share of the values, their sum."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def _mta_decode_values_kernel(
 ):  # fmt: skip
     """Partial outputs `[B, programs, H, D]` of every `programs`-th tile of `16 * BLOCK_M` keys, KV_HEADS heads of V.
 
-    Tiles are cut up in `16 * BLOCK_M / BLOCK_V` parts of V. First come the probabilities of all heads in a tile,
-    convolved with what older rows add and mixed, while the values of the first AHEAD KV heads are asked for. If KEEPS,
-    logsumexp `[B, H, SLOTS]` and seen `[B]` are a state's: the first program of a sequence writes the newest row's.
+    A tile divides into `16 * BLOCK_M / BLOCK_V` parts of V. First come the probabilities of all heads in a tile,
+    convolved with the older rows' part and mixed, while the first AHEAD KV heads' values are prefetched. If KEEPS,
+    logsumexp `[B, H, SLOTS]` and seen `[B]` are a state's: a sequence's first program writes the newest row's.
     """
     if DEPENDENT_LAUNCH:
         gdc_launch_dependents()
@@ -103,7 +103,7 @@ def _mta_decode_values_kernel(
             mixed = _add_row(mixed, row, band, logsumexp, length - 1, first, BEFORE, WIDE, PRECISION)
             mixed = mixed.reshape(BLOCK_H, BLOCK_N)
         else:
-            groups = (first // 8 + tl.arange(0, BLOCK_N)[None, :] // 8) * 8  # of keys that one load is for
+            groups = (first // 8 + tl.arange(0, BLOCK_N)[None, :] // 8) * 8  # of keys that one load covers
             newest = logits_ptr + slot.to(tl.int64) * stride_ls + head[:, None].to(tl.int64) * stride_lh
             visible = (head < HEADS)[:, None] & (groups < length)
             if not WIDE:
@@ -150,7 +150,7 @@ def _ask_for_values(
     v_ptr, table_ptr, first, length, first_kv, last_kv, stride_vb, stride_vh, stride_vn, stride_vd, stride_tp,
     BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The values of some KV heads in a tile of keys come to the L2 cache."""
+    """Prefetch the values of some KV heads in a tile of keys into the L2 cache."""
     LINE: tl.constexpr = 1024 // v_ptr.dtype.element_ty.primitive_bitwidth
     key = first + tl.arange(0, BLOCK_N)
     inside = key < length
@@ -171,7 +171,7 @@ def _mta_decode_merge_kernel(
     partial_ptr, out_ptr, programs, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
 ):  # fmt: skip
-    """out `[B, H, D]`: the sum of the programs' partial outputs, in their order."""
+    """out `[B, H, D]`: the sum of the programs' partial outputs, in a fixed order."""
     if DEPENDENT_LAUNCH:
         gdc_wait()
     DIM_BLOCKS: tl.constexpr = (HEAD_DIM + BLOCK_D - 1) // BLOCK_D
