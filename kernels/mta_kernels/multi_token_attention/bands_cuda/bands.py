@@ -1,4 +1,4 @@
-"""Launches the convolution kernels: how warps share a chunk, and the kernels' arguments."""
+"""Launches the convolution kernels: how warps divide a chunk, and the kernels' arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEYS, THREADS = 128, 32  # of a block, which is one warp
 
 @dataclass(frozen=True)
 class BandSizes:
-    """Rows of a warp, about, stages of its ring, and warps for which an SM has registers."""
+    """Approximate rows of a warp, stages of its ring, and warps for which an SM has registers."""
 
     rows: int
     stages: int
@@ -35,11 +35,11 @@ class BandSizes:
 
 
 def rows_of_turns(turns: int, query_taps: int) -> int:
-    """Rows of a task which fill so many turns, of `query_taps` rows each, together with its halo."""
+    """Rows of a task that fill so many turns, of `query_taps` rows each, together with its halo."""
     return turns * query_taps - (query_taps - 1)
 
 
-# A warp reads QUERY_TAPS - 1 rows more than its own; the fewer these are, the more evenly SMs are busy at the end.
+# A warp reads QUERY_TAPS - 1 rows more than its own; the fewer its rows, the more evenly SMs finish.
 CONVOLVE = BandSizes(50, 3, 16)
 GRADIENTS = BandSizes(104, 2, 12)
 
@@ -64,7 +64,7 @@ class BandConstants:
 
     @functools.cached_property
     def shared_memory(self) -> int:
-        """Bytes a block takes, as layout.cuh lays them out."""
+        """Bytes of a block, as layout.cuh lays them out."""
         query_taps, key_taps, pad = self.conv.query_taps, self.conv.key_taps, self.conv.pad
         beside = -(-pad // 8) + -(-(key_taps - 1 - pad) // 8)
         ring = self.sizes.stages * query_taps * (KEYS // 8 + beside) * 16
@@ -100,9 +100,9 @@ class BandArguments(ctypes.Structure):
 class BandRows:
     """Stored scores `[B, H, rows, pitch]` of a chunk: row 0 is query `first_row`, at position `first_position`.
 
-    A row is stored, and zero at keys that it does not see, up to the end of the block of 128 keys that the key 127
-    behind its own lies in; all keys unless `causal`. The pitch is a multiple of 128. Of `documents [2, key_rows]`
-    (int32, contiguous: for each position the first of its document and one past its last) a row sees its own.
+    A row is stored up to the end of the block of 128 keys that contains the key 127 after its own, with zeros at keys
+    that it does not see; unless `causal`, to the end. The pitch is a multiple of 128. With `documents [2, key_rows]`
+    (int32, contiguous: for each position its document's first, and one past its last) a row sees its own document.
     Gradients in float16 are times `loss_scale` (float32): of each sequence, or with documents of each position.
     """
 
@@ -129,8 +129,8 @@ def convolve(
 ) -> None:  # fmt: skip
     """`out` is the convolution of `x` by `taps [H, cq, ck]`, both `[B, H, rows, pitch]` contiguous, fp16 or bf16.
 
-    Rows beyond the chunk, or of another document, count as zeros. `sizes` override what would be chosen, for
-    measurements. Nothing waits for the GPU; the same call gives the same bits.
+    Rows beyond the chunk, or of another document, count as zeros. `sizes` override the chosen sizes, for measurements.
+    Nothing waits for the GPU; the same call gives the same bits.
     """
     constants = BandConstants(False, x.dtype, conv, False, where.causal, where.documents is not None, sizes or CONVOLVE)
     arguments, kept = arguments_of(constants.sizes, x, out, taps, where)
@@ -139,13 +139,13 @@ def convolve(
 
 
 class BandsGradient:
-    """The gradients of a convolution, chunk after chunk; those of its taps are summed."""
+    """The gradients of a convolution, chunk after chunk; the gradients of its taps are summed."""
 
     def __init__(
         self, taps: Tensor, conv: Convolution, dtype: torch.dtype, causal: bool, documents: bool, batch: int,
         chunks: Iterable[tuple[int, int]], *, delta: bool, sizes: BandSizes | None = None,
     ) -> None:  # fmt: skip
-        """Of `chunks` with so many rows and keys (`rows`, `pitch`), and up to `batch` sequences."""
+        """For `chunks` with so many rows and keys (`rows`, `pitch`), and up to `batch` sequences."""
         self.taps, self.conv = taps.to(dtype).contiguous(), conv
         sizes = sizes or GRADIENTS
         self.constants = BandConstants(True, dtype, conv, delta, causal, documents, sizes)
@@ -154,10 +154,10 @@ class BandsGradient:
         self.partial = torch.zeros(shape, dtype=torch.float32, device=device)
 
     def add(self, x: Tensor, grad: Tensor, out: Tensor, where: BandRows, *, above: int, owned: int) -> Tensor | None:
-        """`out` is the gradient of `x`, and `grad` that of what the convolution of `x` gave: all `[B, H, rows, pitch]`.
+        """`out` is the gradient of `x`; `grad` is the gradient of the convolved `x`. All are `[B, H, rows, pitch]`.
 
         The `owned` rows of grad from `above` on count for the taps. With `delta`, returns `sum_j x * out` of each row,
-        `[B, H, rows]` float32. As `convolve` otherwise; `out` is other memory than `x` and `grad`.
+        `[B, H, rows]` float32. As `convolve` otherwise; `out` must not share memory with `x` and `grad`.
         """
         arguments, kept = arguments_of(self.constants.sizes, x, out, self.taps, where)
         arguments.grad, arguments.above, arguments.owned = grad.data_ptr(), above, owned
@@ -183,14 +183,14 @@ def tiles_of(sizes: BandSizes, query_taps: int, rows: int, pitch: int) -> tuple[
 
 
 def most_tasks(sizes: BandSizes, query_taps: int, chunks: Iterable[tuple[int, int]]) -> int:
-    """Of a head, of chunks with so many rows and keys."""
+    """The most tasks of a head, over chunks with so many rows and keys."""
     return max(math.prod(tiles_of(sizes, query_taps, *chunk)[1:]) for chunk in chunks)
 
 
 def arguments_of(
     sizes: BandSizes, x: Tensor, out: Tensor, taps: Tensor, where: BandRows
 ) -> tuple[BandArguments, Any]:  # fmt: skip
-    """What both kernels take, and tensors to keep until the launch."""
+    """The arguments of both kernels, and tensors to keep until the launch."""
     _, heads, rows, pitch = x.shape
     run, row_tiles, key_tiles = tiles_of(sizes, taps.shape[1], rows, pitch)
     taps = taps.to(x.dtype).contiguous()

@@ -1,8 +1,8 @@
-// The convolution of stored scores along queries and keys. A warp walks down its keys by itself: it
-// reads a row once for all rows that see it, and no warp waits for another.
+// The convolution of stored scores along queries and keys. A warp steps down its keys independently of other warps: it
+// reads a row once for all rows that see it.
 //
-// A score takes 2 bytes read, times 1 + HALO / run, and 2 written. At 4.1 TB/s an SM of 132 has 128 keys of a row in 29
-// cycles. At 6 x 11 taps these take 6 products 16 deep and 6 products 8 deep, 16 cycles.
+// A score is 2 bytes read, times 1 + HALO / run, and 2 written: at 4.1 TB/s an SM of 132 has 29 cycles for 128 keys of
+// a row. At 6 x 11 taps these take 6 products 16 deep and 6 products 8 deep, 16 cycles.
 #include "products.cuh"
 
 constexpr int LOADS = (2 * EIGHTS + 3) / 4;  // of four matrices
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM) convolve_rows(con
             copies_commit();
         };
         RowSums sums;
-        __syncwarp();  // the segment before has been read
+        __syncwarp();  // all lanes have read the segment before
 #pragma unroll 1
         for (int turn = 0; turn < STAGES - 1; turn++) load(turn);
 #pragma unroll 1
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM) convolve_rows(con
 #pragma unroll
                 for (int step = 0; step < QUERY_TAPS; step++, out += args.pitch) {
                     if (step + 1 < QUERY_TAPS) load_step(step + 1);
-                    const int row = first + step;  // complete with what is read
+                    const int row = first + step;  // complete with the rows read so far
                     sums.add(step, rows[step % 2], bands);
                     if (whole.value || (row >= begin && row < segment.stop))
                         store_keys<whole.value>(args, out, row, key, sums.sums[step]);

@@ -1,14 +1,14 @@
-// Both gradients of a convolution, in one pass over its input x and the gradient `grad` of what it gave:
+// Both gradients of a convolution, in one pass over its input x and the gradient `grad` of its output:
 //
 //   out = the transposed convolution of grad,   dtaps[a, b] = sum over i, j of grad[i, j] x[i - HALO + a, j - PAD + b],
 //   and with DELTA   delta[i] = sum over j of x[i, j] out[i, j], of each warp's keys.
 //
-// A row of x meets the QUERY_TAPS rows of grad that saw it when the last of them is read; its row of out is complete
-// then, too. For dtaps a product's depth is 16 chunks: it gives the sums of 8 keys of two rows of grad by 8 of x, whose
-// diagonals are summed at a task's end. Rows of grad that the chunk does not own give no dtaps.
+// A row of x is multiplied by the QUERY_TAPS rows of grad that saw it when the last of them is read; its row of out is
+// complete then, too. For dtaps a product's depth is 16 chunks: it sums products of 8 keys of two rows of grad by 8 of
+// x, and a task ends with the sums over diagonals. Rows of grad that the chunk does not own add nothing to dtaps.
 //
-// A score takes 4 bytes read, times 1 + HALO / run, and 2 written. At 4.1 TB/s an SM of 132 has 128 keys of a row in 43
-// cycles. At 6 x 11 taps these take 15 products 16 deep and 6 products 8 deep, 30 cycles.
+// A score is 4 bytes read, times 1 + HALO / run, and 2 written: at 4.1 TB/s an SM of 132 has 43 cycles for 128 keys of
+// a row. At 6 x 11 taps these take 15 products 16 deep and 6 products 8 deep, 30 cycles.
 #include "products.cuh"
 
 constexpr int BACK_PAD = KEY_TAPS - 1 - PAD;
@@ -19,17 +19,17 @@ constexpr bool SCALED_BY_DOCUMENT = DOCUMENTS && SCALED<ELEMENT>;  // else one s
 constexpr int SUMS = QUERY_TAPS * EIGHTS * 8 * 8 * 4;  // bytes
 static_assert((2 * RING > SUMS ? 2 * RING : SUMS) == SHARED_BYTES, "as in bands.py");
 
-// The rows of grad that saw a row of x, by age from the oldest: those of age p and p + PAIRS are the A of a product. An even
-// number of them: where QUERY_TAPS is odd, the row before, too. In step i the pair with the newest is number i % PAIRS.
+// The rows of grad that saw a row of x, by age from the oldest: ages p and p + PAIRS are the A of a product. An even number
+// of rows: where QUERY_TAPS is odd, the row before, too. In step i the pair with the newest is number i % PAIRS.
 struct Window {
     uint32_t pairs[PAIRS][4] = {};
 
-    DEVICE void add(int step, uint32_t low, uint32_t high) {  // the oldest goes
+    DEVICE void add(int step, uint32_t low, uint32_t high) {  // replaces the oldest
         uint32_t(&pair)[4] = pairs[step % PAIRS];
         pair[0] = pair[1], pair[1] = low, pair[2] = pair[3], pair[3] = high;
     }
     DEVICE const uint32_t (&of_age(int step, int age) const)[4] { return pairs[(step + 1 + age) % PAIRS]; }
-    DEVICE void end_turn() {  // numbers begin at 0 again
+    DEVICE void end_turn() {  // indices start at 0 again
         if (QUERY_TAPS % PAIRS == 0) return;
         const Window old = *this;
 #pragma unroll
@@ -39,8 +39,8 @@ struct Window {
     }
 };
 
-// Sums of grad by x: of rows of age p (0, 1) and p + PAIRS (2, 3), key lane / 4 of grad's eight by keys from 2 (lane % 4)
-// on of x's eights.
+// Sums of grad times x: ages p (0, 1) and p + PAIRS (2, 3), key lane / 4 of grad's eight by keys from 2 (lane % 4) on of
+// x's eights.
 struct TapSums {
     float sums[PAIRS][EIGHTS][4] = {};
 
@@ -53,7 +53,7 @@ struct TapSums {
                 multiply<ELEMENT>(sums[p][i], window.of_age(step, p), matrix(rows, 2 * i), matrix(rows, 2 * i + 1));
     }
 
-    // Adds up diagonals, in `shared`, and these times `unit` to `partial [QUERY_TAPS, KEY_TAPS]`.
+    // Adds up diagonals, in `shared`, and stores them times `unit` to `partial [QUERY_TAPS, KEY_TAPS]`.
     DEVICE void store(uint32_t shared, float* partial, float unit) const {
         const int lane = thread_index();
         const auto place = [&](int row, int x_key, int grad_key) {
@@ -80,11 +80,11 @@ struct TapSums {
     }
 };
 
-// Sums over the warp of a number of each step: lanes that halve them among themselves need fewer shuffles, later ones.
+// Sums over the warp of one number a step: lanes halve the steps among themselves, which saves shuffles later.
 struct StepSums {
     float one, two, four, all;
 
-    DEVICE static float halve(float a, float b, int bit) {  // lanes with the bit have the sum of b, others that of a
+    DEVICE static float halve(float a, float b, int bit) {  // lanes with the bit get the sum of b, others of a
         const bool upper = thread_index() & bit;
         return (upper ? b : a) + __shfl_xor_sync(~0u, upper ? a : b, bit);
     }
@@ -149,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM)
         };
         RowSums sums;
         Window window;
-        __syncwarp();  // the segment before has been read
+        __syncwarp();  // all lanes have read the segment before
 #pragma unroll 1
         for (int turn = 0; turn < STAGES - 1; turn++) load(turn);
 #pragma unroll 1
@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM)
                     const float(&sum)[4] = sums.sums[step];
                     if (whole.value || (row >= begin && row < segment.stop))
                         store_keys<whole.value>(args, out, row, key, sum);
-                    float product = 0;  // of x and out as stored: the row's gradients of logits are to add up to zero
+                    float product = 0;  // of x and out as stored: a row's logit gradients must add up to zero
 #pragma unroll
                     for (int i = 0; i < 4; i++)
                         product += number_of(pack<ELEMENT>(sum[i / 2 * 2], sum[i / 2 * 2 + 1]), i % 2) *

@@ -1,14 +1,14 @@
-// What the convolution kernels are given, and which keys a row of a chunk sees and stores.
+// The arguments of the convolution kernels, and which keys a row of a chunk sees and stores.
 //
 // Constants come from the compiler's command line: ELEMENT Half or Bfloat16; QUERY_TAPS, KEY_TAPS, PAD of the
 // convolution; CAUSAL, DOCUMENTS; DELTA, whether gradients.cu sums rows; STAGES of the ring; SHARED_BYTES, as bands.py
-// counts them; BLOCKS_AN_SM, for which the compiler leaves registers. A block is a warp.
+// counts them; BLOCKS_AN_SM, which bounds the registers. A block is a warp.
 #pragma once
 #include <stored.cuh>
 
 constexpr int KEYS = 128;   // of a warp: 16 chunks of 16 bytes
 
-// Of each eight keys of results, the eights of the input that some tap reads: LEFT before it, itself, RIGHT after it.
+// The eights of input keys that some tap of eight output keys reads: LEFT before them, themselves, RIGHT after them.
 template <int Pad> struct Reach {
     static constexpr int LEFT = (Pad + 7) / 8, RIGHT = (KEY_TAPS - 1 - Pad + 7) / 8, EIGHTS = LEFT + 1 + RIGHT;
 };
@@ -49,14 +49,14 @@ struct Task {
         place = (int64_t)batch_head * args.rows * args.pitch;
     }
     DEVICE static int of_a_head(const Arguments& args) { return args.row_tiles * args.key_tiles; }
-    // Whether one of its rows, or of `below` further ones, sees one of its keys.
+    // Whether one of its rows, or of the next `below` rows, sees one of its keys.
     DEVICE bool visible(const Arguments& args, int below) const {
         return !CAUSAL || first_key < args.first_position + after + below;
     }
 };
 
-// Of the rows from `begin` on, to `after`, those before `stop` are of one document, which has rows `lowest` to
-// `highest`. Rows outside the queries see no keys: all of them count as one.
+// The rows from `begin` to `stop` (at most `after`), which are of one document with rows `lowest` to `highest`. Rows
+// outside the queries see no keys: all of them count as one document.
 struct Segment {
     int begin, stop, lowest = 0, highest;
     DEVICE Segment(const Arguments& args, int begin, int after) : begin(begin), stop(after), highest(args.rows) {
@@ -77,7 +77,7 @@ struct Segment {
     }
 };
 
-// The chunks of QUERY_TAPS rows that a lane copies, and where they are in memory, in numbers from the first on.
+// The chunks of QUERY_TAPS rows that a lane copies, and their offsets from the first one in memory, in numbers.
 constexpr int ALL_CHUNKS = QUERY_TAPS * CHUNKS, COPIES = (ALL_CHUNKS + 31) / 32;
 struct Copies {
     int places[COPIES];
@@ -89,7 +89,7 @@ struct Copies {
         for (int i = 0; i < COPIES; i++) places[i] = chunk(i) / CHUNKS * args.pitch + chunk(i) % CHUNKS * 8;
     }
 
-    // QUERY_TAPS rows of `x` from `first` on, a warp's keys and what lies beside them, to `ring`; zeros where nothing is
+    // Copies QUERY_TAPS rows of `x` from `first` on, a warp's keys and their halo, to `ring`; zeros where nothing is
     // stored or a row is not of the segment.
     template <int Left>
     DEVICE void load(const Arguments& args, const Task& task, const Segment& segment, const ELEMENT* x, uint32_t ring,
@@ -99,7 +99,7 @@ struct Copies {
                          first_key + CHUNKS * 8 <= stored_end(args, first);
         load_rows(args, segment, x + (task.place + (int64_t)first * args.pitch + first_key), all, ring, first, first_key);
     }
-    // Those that begin at `start`, `all` of them stored and of the segment or not.
+    // Copies the rows that begin at `start`; with `all`, every chunk is stored and of the segment.
     DEVICE void load_rows(const Arguments& args, const Segment& segment, const ELEMENT* start, bool all, uint32_t ring,
                           int first, int first_key) const {
         ring += lane_index() * 16;
@@ -120,8 +120,8 @@ struct Copies {
     }
 };
 
-// A load gives four 8 x 8 matrices, each of eight chunks that follow one another: both halves of 16 chunks, then those one
-// chunk further, and so on. Where a lane's chunk is, of a load that begins with matrix `first` of `most`.
+// A load reads four 8 x 8 matrices, each of eight consecutive chunks: both halves of 16 chunks, then the same one chunk
+// further, and so on. Returns a lane's chunk for a load that begins with matrix `first` of `most`.
 DEVICE uint32_t matrix_chunk(int first, int most) {
     const int lane = lane_index(), matrix = min(first + lane / 8, most - 1);
     return (matrix / 2 + matrix % 2 * 8 + lane % 8) * 16;
@@ -130,13 +130,13 @@ template <int Loads> DEVICE uint32_t matrix(const uint32_t (&loaded)[Loads][4], 
     return loaded[number / 4][number % 4];
 }
 
-// Two keys of a row that not all see.
+// Two keys of a row, which may not see both.
 DEVICE uint32_t visible_pair(uint32_t pair, const Seen& seen, int key) {
     if (!seen.all(key, 1)) pair &= 0xFFFF0000u;
     return seen.all(key + 1, 1) ? pair : pair & 0xFFFFu;
 }
 
-// What a lane has of a row's keys, rounded, and zeros at those that the row does not see.
+// A lane's keys of a row, rounded, with zeros at keys that the row does not see.
 template <bool Whole>
 DEVICE void visible_pairs(uint32_t (&pairs)[2], const Arguments& args, int row, int key, const float (&sums)[4]) {
     pairs[0] = pack<ELEMENT>(sums[0], sums[1]), pairs[1] = pack<ELEMENT>(sums[2], sums[3]);
@@ -144,8 +144,8 @@ DEVICE void visible_pairs(uint32_t (&pairs)[2], const Arguments& args, int row, 
     const Seen seen(args, row);
     pairs[0] = visible_pair(pairs[0], seen, key), pairs[1] = visible_pair(pairs[1], seen, key + 64);
 }
-// Stores what a lane has of a row's keys: two numbers from 8 (lane / 4) + 2 (lane % 4) = 2 lane on, and 64 further.
-// `place` is that of the lane's first, of key `key`. Keys that the row does not see get zeros, unless it is `whole`.
+// Stores a lane's keys of a row: two numbers from 8 (lane / 4) + 2 (lane % 4) = 2 lane on, and 64 further. `place` is
+// the address of the lane's first, of key `key`. Keys that the row does not see get zeros, unless it is `whole`.
 template <bool Whole> DEVICE void store_keys(const Arguments& args, ELEMENT* place, int row, int key, const float (&sums)[4]) {
     if (!Whole && key >= stored_end(args, row)) return;
     uint32_t pairs[2];
@@ -154,7 +154,7 @@ template <bool Whole> DEVICE void store_keys(const Arguments& args, ELEMENT* pla
     *(uint32_t*)(place + 64) = pairs[1];
 }
 
-// Whether rows from `first` on, a turn of QUERY_TAPS, are the segment's and see all keys of a warp.
+// Whether the QUERY_TAPS rows from `first` on, a turn, are the segment's and see all keys of a warp.
 DEVICE bool turn_is_whole(const Arguments& args, const Task& task, const Segment& segment, int first) {
     const int last = first + QUERY_TAPS - 1;
     if (first < segment.begin || last >= segment.stop) return false;

@@ -1,7 +1,7 @@
 // The convolution of a row as banded products: out[i, j] = sum over a, b of taps[a, b] x[i + offset + a, j - pad + b].
 //
-// A matrix of 16 chunks has 8 keys of a row in each of its rows. Times a banded matrix of a tap row's weights it gives
-// 8 keys of out in each row. A row of x adds to QUERY_TAPS rows of out at a time, of which one is complete then.
+// A matrix of 16 chunks has 8 keys of a row in each of its rows. Its product with a banded matrix of a tap row's
+// weights has 8 keys of out in each row. A row of x adds to QUERY_TAPS rows of out, and completes one.
 #pragma once
 #include "layout.cuh"
 
@@ -28,7 +28,7 @@ template <int Pad, bool Transposed> struct Bands {
     }
 };
 
-// Rows of out that are not complete: in turn `step` of QUERY_TAPS the one `n` further is number (step + n) % QUERY_TAPS.
+// Incomplete rows of out: in step `step` of QUERY_TAPS the row `n` further has index (step + n) % QUERY_TAPS.
 struct RowSums {
     float sums[QUERY_TAPS][4] = {};
 
@@ -45,8 +45,8 @@ struct RowSums {
                 multiply_8<ELEMENT>(sum, matrix(rows, 2 * LAST), matrix(rows, 2 * LAST + 1), band[LAST]);
         }
     }
-    // Rows of steps `step` and the next: both first eights of each, `low`, and the `last` eights of both, as one product.
-    // `done(step)` is called when its row of out is complete, `next(i)` when low[0], low[1] or last have been read.
+    // Rows of steps `step` and the next: both first eights of each, `low`, and the `last` eights of both as one product.
+    // Calls `done(step)` when its row of out is complete, `next(i)` after the last read of low[0], low[1] or last.
     template <class Bands, class Done, class Next>
     DEVICE void add_pair(int step, const uint32_t (&low)[2][4], const uint32_t (&last)[4], const Bands& bands, const Done& done,
                          const Next& next) {

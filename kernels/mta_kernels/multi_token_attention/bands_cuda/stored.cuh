@@ -1,6 +1,6 @@
-// Which keys of a chunk's rows are seen, and which are stored.
+// Which keys of a chunk's rows are visible, and which are stored.
 //
-// Constants come from the compiler's command line: CAUSAL, DOCUMENTS. `Arguments` is a kernel's.
+// Constants come from the compiler's command line: CAUSAL, DOCUMENTS. Each kernel defines `Arguments`.
 #pragma once
 #include <mma.cuh>
 
@@ -25,11 +25,11 @@ struct Seen {
     DEVICE bool all(int first, int count) const { return first >= start && first + count <= end; }
 };
 
-// Whether gradients are stored times a loss scale: of each sequence, or with DOCUMENTS of each position.
+// Whether stored gradients are times a loss scale: of each sequence, or with DOCUMENTS of each position.
 template <class Element> constexpr bool SCALED = false;
 template <> constexpr bool SCALED<Half> = true;
 
-// What a stored gradient of one in a row is worth; rows that are no queries have none.
+// One over a row's loss scale, to multiply stored gradients by; rows that are no queries have no loss scale.
 template <class Arguments> DEVICE float gradient_unit(const Arguments& args, int batch, int row) {
     if (!SCALED<ELEMENT> || !args.loss_scale) return 1;
     const int query = args.first_row + row;

@@ -1,1 +1,1 @@
-"""Decode steps of as many KV heads as query heads in CUDA C++, one read of K and V: keys.cu, values.cu and merge.cu."""
+"""Decode steps without grouped heads in CUDA C++, with one read of K and V: keys.cu, values.cu and merge.cu."""

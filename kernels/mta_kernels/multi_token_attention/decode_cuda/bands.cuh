@@ -2,7 +2,7 @@
 //
 //   out[16 m + n] += sum over y of row[16 m + y - BEFORE] taps[y - n - BEFORE + PAD],  y below 32
 // The right operand has row[16 m + y - BEFORE] in column m and the left one the band, [n x y]. Lane t has 8 neighbours of y
-// from 8 (t % 4) on of block m = t / 4: 16 bytes. Which y a product takes as which k is of no matter to the sum.
+// from 8 (t % 4) on of block m = t / 4: 16 bytes. The sum does not depend on which y is which k of the product.
 #pragma once
 #include <sm80_decode.cuh>
 
@@ -11,8 +11,8 @@ constexpr int ZEROS = 24;
 
 constexpr int keys_before(int pad) { return (pad + 7) / 8 * 8; }  // BEFORE: whole 16 bytes
 
-// Puts ROWS rows of TAPS taps, `tap(row, i)` each, where bands are loaded from, and if `Rest` what they are rounded by behind
-// them. All lanes of a warp take part; all numbers are on their way before one is used.
+// Stores ROWS rows of TAPS taps, `tap(row, i)` each, where bands are loaded from; with `Rest` their rounding errors after
+// them. All lanes of a warp take part; all loads are in flight before one is used.
 template <int ROWS, int TAPS, bool Rest, class Tap> DEVICE void put_taps(uint32_t to, Tap tap) {
     const int lane = threadIdx.x % 32;
     float numbers[ROWS][2];

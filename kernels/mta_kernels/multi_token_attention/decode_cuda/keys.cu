@@ -1,15 +1,15 @@
 // The kernel of a decode step that reads K: logits of the newest row, and the logsumexp of a program's keys.
 //
-// A warp multiplies the window's queries by tiles of its head's keys, and keeps these scores in two parts of 16 bits. After
-// a turn it convolves them (bands.cuh), each query's with a row of taps. Then the warps meet, and each mixes 8 keys of all
-// heads. A turn convolves TURN scores of 16 more: a block of 16 needs those from BEFORE keys before it on.
+// A warp multiplies the window's queries by tiles of its head's keys, and keeps the scores as two 16-bit parts. After each
+// turn of TURN keys it convolves them (bands.cuh), each query's with a row of taps. Then the warps synchronise, and each
+// mixes 8 keys of all heads. A turn convolves TURN of TURN + 16 scores: a block of 16 needs BEFORE earlier scores.
 #include "bands.cuh"
 #include "layout.cuh"
 
 constexpr int BEFORE = keys_before(PRE_PAD);
-constexpr int AT_ONCE = PRE_TAPS_FLOAT ? 2 : PRE_QUERY_TAPS;  // rows of taps; registers are few
+constexpr int AT_ONCE = PRE_TAPS_FLOAT ? 2 : PRE_QUERY_TAPS;  // rows of taps; limited by registers
 constexpr int PARTS = 1 + PRE_TAPS_FLOAT;                 // of a tap
-constexpr int SCORES_ROW = (16 + TURN) * 2;               // of a query: 16 keys more than are convolved in a turn
+constexpr int SCORES_ROW = (16 + TURN) * 2;               // of a query: 16 keys more than a turn convolves
 constexpr int SCORES = 2 * PRE_QUERY_TAPS * SCORES_ROW;   // of a warp: the coarse parts, and the rest
 constexpr int TAPS = PARTS * PRE_QUERY_TAPS * BAND_BYTES;
 constexpr int S_PITCH = (TURN + 4) * 4;                   // of a head's convolved scores
@@ -17,7 +17,7 @@ constexpr int SCORES_AT = HEADS * RING;
 constexpr int TAPS_AT = SCORES_AT + HEADS * SCORES;
 constexpr int CONVOLVED_AT = TAPS_AT + HEADS * TAPS, CONVOLVED = HEADS * S_PITCH;  // two turns'
 constexpr int FOUND_AT = CONVOLVED_AT + 2 * CONVOLVED;    // a maximum and a sum of each warp and head
-constexpr int MIXING_AT = FOUND_AT + HEADS * 16 * 8;      // as each lane takes it: registers are few
+constexpr int MIXING_AT = FOUND_AT + HEADS * 16 * 8;      // as each lane reads it, to save registers
 static_assert(MIXING_AT + 32 * 32 == SHARED_BYTES, "as in step.py");
 static_assert(PRE_QUERY_TAPS <= 16 && PRE_KEY_TAPS <= 16, "rows of a product; a block's keys");
 static_assert(KEYS == 16, "a tile is the columns of two products");
@@ -42,7 +42,7 @@ struct Queries {
     }
 };
 
-// Scores of a tile, whose keys are those from `first` on, to `scores`: a column of this warp's.
+// Scores of a tile, with the keys from `first` on, to `scores`: a column of this warp's.
 DEVICE void score(const Arguments& args, const Segment& segment, const Queries& queries, uint32_t tile, uint32_t scores,
                   int first) {
     const int lane = threadIdx.x % 32;
@@ -73,7 +73,7 @@ DEVICE void score(const Arguments& args, const Segment& segment, const Queries& 
     }
 }
 
-// Convolves a turn's scores, and keeps what the next turn needs of them.
+// Convolves a turn's scores, and keeps the scores that the next turn needs.
 DEVICE void convolve(uint32_t scores, uint32_t taps, uint32_t convolved) {
     const int lane = threadIdx.x % 32;
     float sums[4] = {}, fine[4] = {};  // two chains of products
@@ -101,7 +101,7 @@ DEVICE void convolve(uint32_t scores, uint32_t taps, uint32_t convolved) {
     __syncwarp();
 }
 
-// Mixes 8 keys of all heads, those from `first` on, and writes their logits.
+// Mixes 8 keys of all heads, from `first` on, and writes their logits.
 DEVICE void mix_and_keep(const Arguments& args, const Segment& segment, uint32_t mix, uint32_t scores, int first,
                          Total (&found)[2]) {
     const int lane = threadIdx.x % 32;
@@ -141,7 +141,7 @@ DEVICE void mix_and_keep(const Arguments& args, const Segment& segment, uint32_t
     }
 }
 
-// The logsumexp of each head, of what all warps have found for heads lane / 4 and 8 more, to global memory.
+// The logsumexp of heads lane / 4 and 8 more, over all warps, to global memory.
 DEVICE void keep_found(float* to, uint32_t shared, Total (&found)[2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mta_decode_keys(const _
                      min(last, segment.length), keys > 0 ? (keys + 16 + KEYS - 1) / KEYS : 0);
     };
     begin(work.segment);
-    if (PRE_MIX && warp == 0) {  // the others see it behind their first barrier
+    if (PRE_MIX && warp == 0) {  // the others see it after their first barrier
         Mixing mixing;
         mixing.load<PRE_MIX_FLOAT>(args.pre_mix, false);
         mixing.store(shared + MIXING_AT + threadIdx.x * 32);

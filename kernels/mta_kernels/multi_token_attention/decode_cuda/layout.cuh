@@ -1,9 +1,9 @@
-// What the kernels of a decode step are given, and what of it is where.
+// The arguments of the kernels of a decode step, and their layout of shared memory.
 //
-// A program takes an equal run of the keys of all sequences (work.cuh), and each of its warps one head of them: HEADS
-// warps, which meet where heads are mixed. A warp reads its head's rows by cp.async as a stream of tiles of KEYS keys, of
-// which up to STAGES - 1 are on their way while one is multiplied. A program and a sequence have slot
-// `program + sequence` of what programs leave for others: the slots of a sequence lie side by side.
+// A program takes an equal run of the keys of all sequences (work.cuh), and each of its HEADS warps takes one head of
+// them; the warps synchronise where heads are mixed. A warp reads its head's rows by cp.async as a stream of tiles of
+// KEYS keys; up to STAGES - 1 tiles are in flight while it multiplies one. A program and a sequence share result slot
+// `program + sequence`, so the slots of a sequence are contiguous.
 //
 // Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEADS from 8 to 16; HEAD_DIM, a multiple of 16
 // up to 128; PAGED; KEYS of a tile, 16; STAGES;
@@ -17,11 +17,11 @@
 constexpr int THREADS = 32 * HEADS;
 constexpr int CHUNKS = HEAD_DIM / 8;            // 16 bytes
 constexpr int STEPS = HEAD_DIM / 16;            // products are 16 deep
-// Eight rows' chunks lie in all banks: at other places in each row or, if a row does not fill the banks, an odd pitch.
+// Eight rows' chunks cover all banks: by a swizzle or, if a row does not fill the banks, by an odd pitch.
 constexpr bool SWIZZLED = CHUNKS % 8 == 0;
 constexpr int PITCH = (SWIZZLED ? CHUNKS : CHUNKS + 1) * 16;
 constexpr int TILE = KEYS * PITCH, RING = STAGES * TILE;
-constexpr int TURN = 128;                       // keys, after which the warps meet
+constexpr int TURN = 128;                       // keys, after which the warps synchronise
 constexpr int TILES_A_TURN = TURN / KEYS;
 constexpr float LOG2E = 1.4426950408889634f;
 
@@ -29,7 +29,7 @@ template <bool Float> DEVICE float number_of(const void* start, int64_t at) {
     return Float ? ((const float*)start)[at] : to_float(((const ELEMENT*)start)[at]);
 }
 
-// Where 16 bytes of a row of a tile lie, and where those 2 * step chunks further.
+// Where 16 bytes of a row of a tile are, and the bytes 2 * step chunks further.
 DEVICE uint32_t place(int row, int chunk) { return row * PITCH + (SWIZZLED ? chunk ^ row % 8 : chunk) * 16; }
 DEVICE uint32_t at_step(uint32_t place, int step) { return SWIZZLED ? place ^ step * 32 : place + step * 32; }
 
@@ -85,7 +85,7 @@ DEVICE ELEMENT* newest_logits(const Arguments& args, int sequence, int length, i
     return args.logits + sequence * args.stride_lb + head * args.stride_lh + max(length - 1, 0) % args.slots * args.stride_ls;
 }
 
-// One head's rows of a segment, tile by tile: tile i has those from `first` + KEYS i on, zeros outside [from, end).
+// One head's rows of a segment, tile by tile: tile i has the rows from `first` + KEYS i on, zeros outside [from, end).
 struct Stream {
     const char* rows;
     const int* table;
@@ -116,7 +116,7 @@ struct Stream {
         }
         copies_commit();
     }
-    // Each lane asks for a row, those from tile `tile` on, into L2.
+    // Each lane prefetches a row from tile `tile` on into L2.
     DEVICE void ask_for_rows(const Arguments& args, const Rows& cache, int tile) const {
         const int key = first + tile * KEYS + (int)(threadIdx.x % 32);
         if (key < from || key >= end) return;
@@ -124,7 +124,7 @@ struct Stream {
 #pragma unroll
         for (int i = 0; i < HEAD_DIM * 2; i += 128) ask_for(row + i);
     }
-    // Begins with the rows from `first_row` on that lie in [from_row, end_row).
+    // Begins with the rows from `first_row` on that are in [from_row, end_row).
     DEVICE void begin(const Arguments& args, const Rows& cache, const Segment& segment, uint32_t ring, int first_row,
                       int from_row, int end_row, int tile_count) {
         const int head = threadIdx.x / 32;
@@ -150,7 +150,7 @@ struct Mixing {
         coarse[0] = first.x, coarse[1] = first.y, coarse[2] = first.z, coarse[3] = first.w;
         fine[0] = second.x, fine[1] = second.y, fine[2] = second.z, fine[3] = second.w;
     }
-    // Reads all numbers before it uses one: none waits for another.
+    // All loads are in flight before the first is used.
     template <bool Float> DEVICE void load(const Matrix& matrix, bool transposed) {
         const int lane = threadIdx.x % 32;
         const int64_t stride_out = transposed ? matrix.stride_column : matrix.stride_row;
@@ -176,10 +176,9 @@ struct Mixing {
 
 DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 
-// Mixes numbers of Parts right operands, which add up to them; `Float` if the mixing has two parts.
-//
-// Heads that do not meet have a weight of 0, and 0 * NaN is NaN. So where a result is not finite, numbers that are not are
-// left out, and what a head mixes of them is NaN.
+// Mixes numbers given as the sum of Parts right operands; `Float` if the mixing has two parts.  Heads of different groups
+// have a weight of 0, and 0 * NaN is NaN. So where a result is not finite, the product leaves out non-finite numbers, and
+// a head that mixes one of them gets NaN.
 template <int Parts, bool Float> DEVICE void mix_heads(const Mixing& mixing, uint32_t (&numbers)[Parts][2], float (&mixed)[4]) {
     const auto multiply_all = [&] {
 #pragma unroll
@@ -223,7 +222,7 @@ struct Total {
         sum = sum * exp2_fast((maximum - below) * LOG2E) + other_sum * exp2_fast((other_maximum - below) * LOG2E);
         maximum = larger;
     }
-    // With those of the lanes that differ from this one in bits from `first` to below `last`.
+    // Adds the totals of the lanes whose numbers differ from this lane's in bits from `first` to below `last`.
     DEVICE void add_lanes(int first, int last) {
 #pragma unroll
         for (int other = first; other < last; other *= 2) {

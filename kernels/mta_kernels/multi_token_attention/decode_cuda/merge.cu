@@ -1,13 +1,13 @@
 // The last kernel of a decode step: a head's output, the sum of its programs' partial outputs, normalised and gated.
 //
-// A block has a head. It reads the numbers of norm and gate before the kernel of V has ended, and rounds the result alone.
-// NORM is whether there is a norm; GATE 0 without a gate, 1 for one of a number a head, 2 for one of a number a head dim.
+// A block has a head. It loads the parameters of norm and gate before the kernel of V ends, and rounds only the result.
+// NORM is whether there is a norm; GATE 0 without a gate, 1 for a gate a head, 2 for a gate a head dim.
 #include "layout.cuh"
 
 constexpr int COLUMNS = HEAD_DIM / 4, WARPS = MERGE_THREADS / 32;
 constexpr int AT_A_TIME = 32 / COLUMNS, GROUPS = WARPS * AT_A_TIME;  // every GROUPS-th partial output
-constexpr int AT_ONCE = 9;  // partial outputs on their way
-constexpr int BLOCKS = GATE == 2 ? 1 : 2;  // of an SM, where many sequences have more of them than there are SMs
+constexpr int AT_ONCE = 9;  // partial outputs in flight
+constexpr int BLOCKS = GATE == 2 ? 1 : 2;  // of an SM, where many sequences give more of them than there are SMs
 
 DEVICE float all_lanes(float x) {
 #pragma unroll
@@ -16,7 +16,7 @@ DEVICE float all_lanes(float x) {
 }
 DEVICE float sigmoid(float x) { return reciprocal_fast(1 + exp2_fast(-x * LOG2E)); }
 
-// Norm, and gate of one number, of the first warp: its lanes have four numbers each of the head's output.
+// Norm, and gate of one number, by the first warp: a lane has four numbers of the head's output.
 struct Finish {
     float weights[4], gate[4], bias;
 
@@ -28,7 +28,7 @@ struct Finish {
         }
         bias = GATE == 1 && args.bias.start ? args.bias.at(0, 0) : 0;
     }
-    // Both sums over a head are found at once: the norm's factor comes out of the gate's.
+    // One reduction over a head gives both sums: the gate's sum is multiplied by the norm's factor afterwards.
     DEVICE void apply(const Arguments& args, float (&x)[4]) const {
         float squares = 0, z = 0;
 #pragma unroll
@@ -44,7 +44,7 @@ struct Finish {
     }
 };
 
-// A quarter of a row of the gate of a number a head dim: four threads have a row, each every fourth four numbers.
+// A quarter of a row of the gate of a number a head dim: four threads share a row, each with every fourth four numbers.
 struct GateOfDims {
     float numbers[HEAD_DIM / 16][4], bias;
 

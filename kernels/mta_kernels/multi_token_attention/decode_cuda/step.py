@@ -26,7 +26,7 @@ from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields
 from mta_kernels.operation import ONE_TAP, Convolution, Operation
 
 FOLDER = Path(__file__).parent
-SHARED_BYTES = 227 * 1024  # that a block must be able to have; a step of few heads would do with less
+SHARED_BYTES = 227 * 1024  # that a block must be able to have, even where few heads need less
 FEWEST_HEADS, MOST_HEADS, MOST_HEAD_DIM, MOST_TAPS = 8, 16, 128, 16
 KERNELS = ("mta_decode_keys", "mta_decode_values")
 FLOATS = "PRE_TAPS_FLOAT", "PRE_MIX_FLOAT", "POST_TAPS_FLOAT", "POST_MIX_FLOAT"
@@ -59,20 +59,20 @@ class StepConstants:
 
     @property
     def tile_bytes(self) -> int:
-        """Of a warp's tile of rows."""
+        """Bytes of a warp's tile of rows."""
         chunks = self.head_dim // 8
         return TILE_KEYS * 16 * (chunks if chunks % 8 == 0 else chunks + 1)
 
     @property
     def fixed_bytes(self) -> dict[str, int]:
-        """Shared memory of keys.cu and of values.cu beside their rings."""
+        """Shared memory of keys.cu and of values.cu besides their rings."""
         before, after = ((step or ONE_TAP).query_taps for step in (self.pre, self.post))
         keys = before * (4 * (16 + TURN) + (1 + self.floats[0]) * BAND_BYTES) + 2 * (TURN + 4) * 4 + 16 * 8
         values = (1 + self.post_mix) * (TURN * 2 + 16) + after * BAND_BYTES + 16 * 4 + 2 * 16 * 8
         return {"keys": self.heads * keys + 32 * 32, "values": self.heads * values}
 
     def stages(self, name: str) -> int:
-        """Tiles of a warp, on their way or multiplied; merge.cu has none."""
+        """Tiles of a warp, in flight or in use; merge.cu has none."""
         if name == "merge":
             return 0
         return min(MOST_STAGES, (SHARED_BYTES - self.fixed_bytes[name]) // (self.heads * self.tile_bytes))
@@ -122,7 +122,7 @@ class StepKernel:
 def constants_for(
     operation: Operation, q: Tensor, mixers: Mixers, after: NormGate, block_table: Tensor | None
 ) -> StepConstants:  # fmt: skip
-    """Of a step whose arguments `unsupported` has no reason against."""
+    """The constants of a step that passes `unsupported`."""
     gate = 0 if after.gate_weight is None else 1 if after.gate_weight.shape[0] == 1 else 2
     return StepConstants(
         q.dtype, q.shape[1], q.shape[3], block_table is not None, operation.pre_conv, mixers.pre_mix is not None,
@@ -137,7 +137,7 @@ def _floats(mixers: Mixers) -> tuple[bool, bool, bool, bool]:
 
 
 def has_whole_groups(logits: Tensor) -> bool:
-    """Whether 8 neighbouring keys' logits, from a multiple of 8 on, always lie so in memory, in rows of such groups."""
+    """Whether logits of 8 keys, from a multiple of 8 on, are always contiguous and aligned, in rows of such groups."""
     return logits.stride(3) == 1 and all(n % 8 == 0 for n in (logits.shape[3], *logits.stride()[:3]))
 
 
@@ -151,7 +151,7 @@ def unsupported(operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache
 
 
 def shape_unsupported(operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
-    """Why no GPU could, or None."""
+    """Why no GPU could run a step, or None."""
     _, heads, _, head_dim = q_window.shape
     if reason := heads_unsupported(operation, q_window.dtype, heads, k_cache.shape[1], head_dim):
         return reason
@@ -208,9 +208,9 @@ def newest_row(
     operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, after: NormGate,
     lengths: Tensor, state: DecodeState | None, block_table: Tensor | None, splits: int, logits: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The newest row where `unsupported` has no reason: `[B, Hq, 1, D]`.
+    """The newest row, for a step that passes `unsupported`: `[B, Hq, 1, D]`.
 
-    `logits [B, H, slots, S]` are the state's, or a slot without one. `splits` is 0 for "auto".
+    `logits [B, H, slots, S]` are the state's, or one slot without a state. `splits` is 0 for "auto".
     """
     batch, heads, window, head_dim = q_window.shape
     device, constants = q_window.device, constants_for(operation, q_window, mixers, after, block_table)

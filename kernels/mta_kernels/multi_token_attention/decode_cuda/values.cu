@@ -1,16 +1,16 @@
 // The kernel of a decode step that reads V: partial outputs of a program's keys.
 //
-// A warp makes probabilities of its head's logits, of the newest row and of those before it that the state has, TURN keys at
-// a time, and convolves them (bands.cuh). Then the warps meet, and each mixes 8 keys of all heads. Of what comes out a warp
-// takes its head's row, by which it multiplies the values: out^T [numbers x 1] = v^T p^T. The first values are on their way
-// before there are logits.
+// A warp computes probabilities from its head's logits, of the newest row and of the state's earlier rows, TURN keys at a
+// time, and convolves them (bands.cuh). Then the warps synchronise, and each mixes 8 keys of all heads. Each warp multiplies
+// its head's mixed row by the values: out^T [numbers x 1] = v^T p^T. The first values are in flight before there are
+// logits.
 #include "bands.cuh"
 #include "layout.cuh"
 
 constexpr int BEFORE = keys_before(POST_PAD);
 constexpr int A_PITCH = TURN * 2 + 16;                   // of a head's probabilities, before and after they are mixed
-constexpr int NEWEST = POST_QUERY_TAPS - 1;              // the newest row; those before it are the state's
-constexpr int AT_ONCE = NEWEST < 1 ? 1 : NEWEST < 8 ? NEWEST : 8;  // of these, on their way
+constexpr int NEWEST = POST_QUERY_TAPS - 1;              // the newest row; earlier rows are the state's
+constexpr int AT_ONCE = NEWEST < 1 ? 1 : NEWEST < 8 ? NEWEST : 8;  // of these, in flight
 constexpr int TAPS = POST_QUERY_TAPS * BAND_BYTES;       // of a warp
 constexpr int ROWS = 16 * 4;                             // of a warp: logsumexp of each row
 constexpr int UNMIXED_AT = HEADS * RING;
@@ -21,7 +21,7 @@ constexpr int FOUND_AT = ROWS_AT + HEADS * ROWS;         // 2 HEADS maxima and s
 static_assert(FOUND_AT + 2 * HEADS * 16 * 8 == SHARED_BYTES, "as in step.py");
 static_assert(POST_QUERY_TAPS <= 16 && POST_KEY_TAPS <= 16, "ROWS; a block's keys");
 
-// The logsumexp of this warp's head, of what all programs of a sequence have found; 0 without keys.
+// The logsumexp of this warp's head, over all programs of a sequence; 0 without keys.
 DEVICE float logsumexp_of(const Arguments& args, const Segment& segment, uint32_t shared) {
     const int lane = threadIdx.x % 32, head = threadIdx.x % 16;
     const float* found = args.found + (int64_t)(segment.first_program + segment.sequence) * HEADS + head;
@@ -47,7 +47,7 @@ DEVICE float logsumexp_of(const Arguments& args, const Segment& segment, uint32_
     return total.logarithm(0);
 }
 
-// A row's position, and the slot of its logits, of which there are as many as rows.
+// A row's position, and the slot of its logits; there are as many slots as rows.
 DEVICE int position_of(const Segment& segment, int row) { return segment.length - POST_QUERY_TAPS + row; }
 DEVICE int newest_slot(const Arguments& args, const Segment& segment) { return max(segment.length - 1, 0) % args.slots; }
 DEVICE int slot_of(const Arguments& args, int newest, int row) {
@@ -55,7 +55,7 @@ DEVICE int slot_of(const Arguments& args, int newest, int row) {
     return slot < 0 ? slot + args.slots : slot;
 }
 
-// Logits of a row of this warp's head on their way from global memory: 8 keys of a lane, as a band takes them.
+// Loads logits of a row of this warp's head from global memory: 8 keys of a lane, as a band takes them.
 DEVICE uint4 load_logits(const Arguments& args, const Segment& segment, int newest, int row, int first) {
     const int lane = threadIdx.x % 32, key = first - BEFORE + lane / 4 * 16 + lane % 4 * 8, position = position_of(segment, row);
     uint32_t pairs[4] = {};
@@ -97,7 +97,7 @@ struct OlderRows {
         for (int i = 0; i < AT_ONCE; i++)
             if (row + i < NEWEST) logits[i] = load_logits(args, segment, newest, row + i, first);
     }
-    // All of them, the first of which are loaded.
+    // Adds all of them; the first are loaded already.
     DEVICE void add(const Arguments& args, const Segment& segment, int first, uint32_t taps, uint32_t rows, float (&sums)[4]) {
 #pragma unroll 1
         for (int row = 0; row < NEWEST; row += AT_ONCE) {
@@ -176,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mta_decode_values(const
         older.add(args, segment, segment.start, taps, rows, sums);
         wait_for_launch_before();
         uint4 newest = load_logits(args, segment, newest_slot(args, segment), NEWEST, segment.start);
-        stream.ask_for_rows(args, args.v, STAGES - 1);  // memory waits for the logsumexp
+        stream.ask_for_rows(args, args.v, STAGES - 1);  // prefetches while the logsumexp is computed
         const float logsumexp = logsumexp_of(args, segment, shared);
         if (lane == 0) store_shared(rows + NEWEST * 4, logsumexp);
         __syncwarp();
@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mta_decode_values(const
                 for (int job = warp; job < last * (KEYS / 8); job += HEADS) mix(mixing, unmixed, mixed, job * 8);
                 __syncthreads();
             }
-            older.load(args, segment, 0, first + TURN);  // none behind the last turn
+            older.load(args, segment, 0, first + TURN);  // none after the last turn
             newest = load_logits(args, segment, newest_slot(args, segment), NEWEST, first + TURN);
             __syncwarp();
 #pragma unroll 1

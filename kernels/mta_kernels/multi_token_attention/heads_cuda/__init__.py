@@ -1,4 +1,4 @@
-"""CUDA kernels in which heads meet, for sm_80 and later: see mixing.cuh."""
+"""CUDA kernels that mix heads, for sm_80 and later: see mixing.cuh."""
 
 from mta_kernels.multi_token_attention.heads_cuda.heads import HeadMixings, rebuild_probabilities
 

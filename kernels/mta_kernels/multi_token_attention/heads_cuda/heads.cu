@@ -1,18 +1,18 @@
-// Probabilities x convolved, R, with their heads mixed by post, to `out`, and the gradient of that in place of `grad`:
+// Mixes R, the convolved probabilities x, by post to `out`, and replaces `grad`, out's gradient, by R's gradient:
 //
 //   grad[g] := sum over h of post[g, h] grad[h],   out[h] := sum over g of R[g] post[g, h],
 //   dpost[g, h] += sum over keys and owned rows of R[g] grad[h]
 //
-// Constants: those of walk.cuh. A score takes 4 bytes read, 2 of them times 1 + HALO / run, and 4
-// written: on an H200 an SM has a turn's 98 KB in 5500 cycles. Its warps could issue four times what they do then.
+// walk.cuh lists the constants. A score is 4 bytes read, 2 of them times 1 + HALO / run, and 4 written:
+// an SM of an H200 moves a turn's 98 KB in 5500 cycles, in which its warps issue a quarter of what they could.
 #include "walk.cuh"
 
-// Tiles of the gradient: STAGES - 1 turns ahead are loaded while the last TILES may still be mixed.
+// Tiles of the gradient: STAGES - 1 turns are loaded ahead while the last TILES may still be in use.
 constexpr int SLOTS = STAGES + TILES - 1, GRAD_AT = TILES_END;
 static_assert(GRAD_AT + SLOTS * TILE == SHARED_BYTES, "as in heads.py");
 static_assert(MIXERS * HEADS * HEADS * 4 <= SHARED_BYTES, "room for sums of all warps");
 
-// x of Keys keys to x mixed by post, and the gradient of that to that of x.
+// Mixes x by post at Keys keys, and replaces the gradient of the mixed x by x's gradient.
 template <int Keys>
 DEVICE void mix_both(uint32_t x, uint32_t grad, uint32_t rows, const Weights& post, const Weights& back, bool owned,
                      ScaledProducts& dpost) {
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) convolve_heads(const __
     }
     __syncthreads();
     if (warp >= HEADS)
-        dpost.for_all([&](int place, float sum) {  // in gradients of one
+        dpost.for_all([&](int place, float sum) {  // without the loss scale
             store_shared(shared + ((warp - HEADS) * HEADS * HEADS + place) * 4, __float_as_uint(sum));
         });
     __syncthreads();

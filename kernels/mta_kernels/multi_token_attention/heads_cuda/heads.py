@@ -1,4 +1,4 @@
-"""Launches the kernels in which heads meet: how warps share a chunk, and the kernels' arguments."""
+"""Launches the kernels that mix heads: how warps divide a chunk, and the kernels' arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mta_kernels.operation import Convolution
 
 FOLDER = Path(__file__).parent
 MOST_HEADS = 16
-OPERANDS = {"probabilities": 1, "logits": 2}  # by the name of the source
+OPERANDS = {"probabilities": 1, "logits": 2}  # operands of a kernel, by its source's name
 KERNELS = {
     "probabilities": "mix_probabilities", "heads": "convolve_heads", "logits": "differentiate_logits",
     "pre": "pre_heads", "post": "post_heads", "rebuild": "rebuild_probabilities",
@@ -35,7 +35,7 @@ KERNELS = {
 
 @dataclass(frozen=True)
 class MixSizes:
-    """Keys of a tile, stages of a warp's ring, warps an SM, and keys of a row that follow one another in a warp."""
+    """Keys of a tile, stages of a warp's ring, warps an SM, and consecutive keys of a row in a warp."""
 
     keys: int
     stages: int
@@ -48,7 +48,7 @@ TILES = {"probabilities": MixSizes(128, 3, 12, 512), "logits": MixSizes(128, 2, 
 
 @dataclass(frozen=True)
 class WalkSizes:
-    """Rows of a task, about, stages of a warp's ring, tiles, warps that mix, and keys of a row that each takes."""
+    """Approximate rows of a task, stages of a warp's ring, tiles, warps that mix, and keys of a row that each takes."""
 
     rows: int
     stages: int
@@ -65,17 +65,17 @@ WALKS = {
     "pre": WalkSizes(104, 2, 3, 4, 64), "post": WalkSizes(104, 2, 3, 4, 64), "heads": WalkSizes(104, 2, 2, 4, 64),
     "rebuild": WalkSizes(104, 2, 3, 4, 64),
 }  # fmt: skip
-# Those with exponentials, on Hopper, where registers go to the warps that need them.
+# The kernels with exponentials, on Hopper, where registers go to the warps that need them.
 HOPPER_WALKS = {name: dataclasses.replace(WALKS[name], mixers=8) for name in ("pre", "rebuild")}
 
 
 def walk_sizes(name: str, capability: tuple[int, int] | None) -> WalkSizes:
-    """Those of a kernel on a GPU, or in the emulator."""
+    """The sizes of a kernel on a GPU, or in the emulator."""
     hopper = capability is not None and capability[0] == 9
     return HOPPER_WALKS.get(name, WALKS[name]) if hopper else WALKS[name]
 
 
-# Of a task that has an SM to itself: what it costs beside its turns, in turns; its most turns over its least.
+# A task that has an SM to itself: its fixed cost, in turns; its most turns over its least.
 START, MOST_TURNS = 1.5, 5 / 3
 
 
@@ -83,9 +83,9 @@ START, MOST_TURNS = 1.5, 5 / 3
 def rows_of_even_tasks(
     least: int, query_taps: int, rows: int, keys: int, key_tiles: int, batch: int, blocks: int
 ) -> int:  # fmt: skip
-    """Rows of a task, from `least` on, with which the last of `blocks` tasks at a time ends the earliest.
+    """Rows of a task, at least `least`, with which the last of `blocks` concurrent tasks ends earliest.
 
-    Of a chunk of `rows` rows whose last sees `keys` keys and each before it one less; all see all keys if `keys` is 0.
+    The chunk has `rows` rows: the last sees `keys` keys, each earlier one a key less; all see all keys if `keys` is 0.
     """
     found = []
     first = -(-(least + query_taps - 1) // query_taps)
@@ -100,7 +100,7 @@ def rows_of_even_tasks(
 
 @dataclass(frozen=True)
 class HeadConstants:
-    """What the constants of each kernel begin with; `name` is its source's."""
+    """The constants that all kernels share; `name` is the source's name."""
 
     name: str
     dtype: torch.dtype
@@ -127,7 +127,7 @@ class MixTileConstants(HeadConstants):
 
     @functools.cached_property
     def shared_memory(self) -> int:
-        """Bytes a block takes, as tiles.cuh lays them out."""
+        """Bytes of a block, as tiles.cuh lays them out."""
         return self.sizes.stages * OPERANDS[self.name] * self.heads * (self.sizes.keys * 2 + 16)
 
     def source(self, architecture: str) -> Source:
@@ -153,7 +153,7 @@ class WalkConstants(HeadConstants):
 
     @property
     def rows_of_task(self) -> int:
-        """These and their halo fill a task's turns."""
+        """Rows that fill a task's turns together with their halo."""
         taps = self.conv.query_taps
         return bands.rows_of_turns(-(-self.sizes.rows // taps), taps)
 
@@ -163,7 +163,7 @@ class WalkConstants(HeadConstants):
 
     @functools.cached_property
     def shared_memory(self) -> int:
-        """Bytes a block takes, as walk.cuh and heads.cu lay them out."""
+        """Bytes of a block, as walk.cuh and heads.cu lay them out."""
         tile = self.conv.query_taps * self.heads * (bands.KEYS * 2 + 16)
         tiles = self.sizes.tiles
         if self.name == "heads":
@@ -187,12 +187,12 @@ def pre_heads(
 ) -> Tensor:  # fmt: skip
     """`out` is exponentials of logits: the convolution of `x` by `taps [H, cq, ck]`, mixed by `mix [H, H]` (out, in).
 
-    `x` and `out` are `[B, H, rows, pitch]` of a chunk (`Rows`), contiguous, fp16 or bf16. Returns what makes
-    probabilities of the exponentials, for `post_heads`: factors `[B, units, rows, H]`, each of the keys of a unit, as
-    float32 or for bf16 as two numbers that add up to it. What a row does not see may be anything in both. logsumexp
-    `[B, H, M]` of all queries, float32 and contiguous, gets those of the `owned` rows from `above` on.
+    `x` and `out` are `[B, H, rows, pitch]` of a chunk (`Rows`), contiguous, fp16 or bf16. Returns the factors that turn
+    exponentials into probabilities, for `post_heads`: `[B, units, rows, H]`, one for the keys of a unit, as float32 or
+    for bf16 as two numbers that add up to it. Both are undefined where a row does not see a key. Writes the logsumexp
+    of the `owned` rows from `above` on into logsumexp `[B, H, M]` of all queries, float32 and contiguous.
 
-    `sizes` override what would be chosen, for measurements. Nothing waits for the GPU; the same call gives the same
+    `sizes` override the chosen sizes, for measurements. Nothing waits for the GPU; the same call gives the same
     bits.
     """
     arguments, constants, kept = _arguments("pre", x, taps, conv, mix, out, where, sizes)
@@ -215,8 +215,8 @@ def post_heads(
 ) -> None:  # fmt: skip
     """`out` is the probabilities of exponentials `x`, convolved by `taps` and mixed by `mix [H, H]` (in, out).
 
-    As stored by `Rows`: zeros at keys that a row does not see. `out` is other memory than `x`. All else as `pre_heads`,
-    with units of as many keys.
+    As stored by `Rows`: zeros at keys that a row does not see. `out` must not share memory with `x`. All else is as for
+    `pre_heads`, with units of as many keys.
     """
     arguments, constants, kept = _arguments("post", x, taps, conv, mix, out, where, sizes)
     arguments.factors = factors.data_ptr()
@@ -230,9 +230,9 @@ def rebuild_probabilities(
 ) -> tuple[Tensor, int]:  # fmt: skip
     """`convolved` is `x` convolved by `taps`, `out` is `exp(mix convolved - logsumexp)`: the forward's probabilities.
 
-    Both are other memory than `x`, and zero at keys that a row does not see, as stored by `Rows`. logsumexp `[B, H, M]`
-    of all queries is float32 and contiguous. Returns sums of out `[B, H, rows, units]`, not contiguous, and of how many
-    keys each is; those of units in which a row sees no key may not be written. All else as `pre_heads`.
+    Neither shares memory with `x`; both are zero at keys that a row does not see, as stored by `Rows`. logsumexp
+    `[B, H, M]` of all queries is float32 and contiguous. Returns sums of out `[B, H, rows, units]`, not contiguous, and
+    the keys of a unit. Sums of units without visible keys may be undefined. All else as for `pre_heads`.
     """
     arguments, constants, kept = _arguments("rebuild", x, taps, conv, mix, out, where, sizes, even=sizes is None)
     batch, count, rows, _ = x.shape
@@ -250,9 +250,9 @@ def _arguments(
     name: str, x: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, where: BandRows,
     sizes: WalkSizes | None, *, even: bool = False,
 ) -> tuple[BandArguments, WalkConstants, Any]:  # fmt: skip
-    """What all of them take, the constants, and tensors to keep until the launch; with `even` tasks or not.
+    """The arguments that they share, the constants, and tensors to keep until the launch; `even` makes tasks even.
 
-    Even tasks are longer, and with these the forward's blocks drift apart.
+    Even tasks are longer; in the forward, blocks with longer tasks drift apart.
     """
     sizes = sizes or walk_sizes(name, capability(x.device) if x.is_cuda else None)
     constants = WalkConstants(name, x.dtype, x.shape[1], where.causal, where.documents is not None, conv, sizes)
@@ -281,7 +281,7 @@ def shape_unsupported(
 ) -> str | None:  # fmt: skip
     """Why no GPU whose blocks may have `limit` bytes of shared memory can take so many heads, or None.
 
-    `convolutions` are those of kernels, by the names of these in `WALKS`; `HeadMixings` has "heads".
+    `convolutions` are the kernels' convolutions by their names in `WALKS`; `HeadMixings` has "heads".
     """
     if heads > MOST_HEADS:
         return f"{heads} heads are more than the {MOST_HEADS} of the CUDA kernels that mix heads"
@@ -306,10 +306,10 @@ class HeadMixings:
         chunks: Iterable[tuple[int, int]], *, tiles: dict[str, MixSizes] | None = None,
         heads: WalkSizes | None = None,
     ) -> None:  # fmt: skip
-        """`pre_mix [H, H]` (out, in), `post_mix [H, H]` (in, out), `taps [H, cq, ck]` of the convolution in between.
+        """`pre_mix [H, H]` (out, in), `post_mix [H, H]` (in, out), `taps [H, cq, ck]` of the convolution between them.
 
-        Of `chunks` with so many rows and keys (`rows`, `pitch`), and up to `batch` sequences. `tiles` and `heads`
-        override the sizes that would be chosen, for measurements.
+        For `chunks` with so many rows and keys (`rows`, `pitch`), and up to `batch` sequences. `tiles` and `heads`
+        override the chosen sizes, for measurements.
         """
         self.pre, self.post, self.taps = (x.to(dtype).contiguous() for x in (pre_mix, post_mix, taps))
         self.conv = conv
@@ -323,10 +323,10 @@ class HeadMixings:
         self.parts_post = parts(batch, bands.most_tasks(self.heads.of_a_head, conv.query_taps, chunks))
 
     def probabilities(self, x: Tensor, out: Tensor, logsumexp: Tensor, where: BandRows) -> tuple[Tensor, int]:
-        """`out = exp(pre_mix x - logsumexp)`, zeros at keys that are not seen.
+        """`out = exp(pre_mix x - logsumexp)`, zeros at keys that a row does not see.
 
         logsumexp `[B, H, M]` of all queries is float32 and contiguous. Returns sums of out `[B, H, rows, segments]` and
-        of how many keys each is; those of segments in which nothing is stored are not written.
+        the keys of a segment; sums of segments without stored keys are undefined.
         """
         arguments = self._arguments("probabilities", x, where)
         sums = empty(*x.shape[:3], arguments.segments, dtype=torch.float32, device=x.device)
@@ -335,9 +335,9 @@ class HeadMixings:
         return sums, arguments.run
 
     def convolve(self, x: Tensor, out: Tensor, grad: Tensor, where: BandRows, *, above: int, owned: int) -> None:
-        """`out` is the convolution of x mixed by post_mix, and grad, that of out, becomes that of the convolution of x.
+        """`out` is x convolved and mixed by post_mix; replaces grad, out's gradient, by the convolved x's gradient.
 
-        The `owned` rows from `above` on count for the gradient of post_mix. `out` is other memory than x and grad.
+        The `owned` rows from `above` on count for the gradient of post_mix. `out` shares no memory with x and grad.
         """
         constants = WalkConstants(
             "heads", x.dtype, x.shape[1], where.causal, where.documents is not None, self.conv, self.heads
@@ -356,10 +356,10 @@ class HeadMixings:
         self, x: Tensor, grad: Tensor, logsumexp: Tensor, residual: Tensor, delta: Tensor, where: BandRows, *,
         above: int, owned: int,
     ) -> None:  # fmt: skip
-        """grad, of what `probabilities` gave for `x`, becomes that of x.
+        """Replaces grad, the gradient of `probabilities` of `x`, by the gradient of x.
 
-        The logsumexp is less than exactly by `residual`, and delta is `sum_j p grad`: `[B, H, rows]`, float32 and
-        contiguous. The others are as there, and as in `convolve`.
+        `residual` is how much the logsumexp is too small, and delta is `sum_j p grad`: `[B, H, rows]`, float32 and
+        contiguous. The other arguments are as for `probabilities` and `convolve`.
         """
         arguments = self._arguments("logits", x, where)
         arguments.grad, arguments.parts = grad.data_ptr(), self.parts_pre.data_ptr()
@@ -380,7 +380,7 @@ class HeadMixings:
         sizes = self.tiles[name]
         segments = -(-pitch // sizes.run)
         warps = min(sizes.warps * sm_count(x.device), batch * rows * segments)
-        while math.gcd(warps, segments) > 1:  # a warp has all segments of rows in turn, long ones and short ones
+        while math.gcd(warps, segments) > 1:  # a warp takes all segments of rows in turn, long and short ones
             warps -= 1
         arguments = TileArguments(
             x=x.data_ptr(), mix=self.pre.data_ptr(), rows=rows, pitch=pitch, first_position=where.first_position,
@@ -401,7 +401,7 @@ class HeadMixings:
 
 
 def make_tasks_even(arguments: BandArguments, constants: WalkConstants, where: BandRows, x: Tensor) -> None:
-    """Tasks of so many rows of `x [B, H, rows, pitch]` that the last of them end nearly together."""
+    """Give tasks of `x [B, H, rows, pitch]` so many rows that the last of them end nearly together."""
     last = max(where.first_position + arguments.rows, 1) if where.causal else 0
     arguments.run = rows_of_even_tasks(
         constants.rows_of_task, constants.conv.query_taps, arguments.rows, last, arguments.key_tiles, x.shape[0],

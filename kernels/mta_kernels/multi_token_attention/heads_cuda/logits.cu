@@ -1,4 +1,4 @@
-// The gradient of convolved scores x in place of that of the probabilities, `grad`:
+// Replaces `grad`, the gradient of the probabilities, by the gradient of the convolved scores x:
 //
 //   p = exp(pre(x) - logsumexp - residual),   dl = p (grad - delta),   grad[g] := sum over h of pre[h, g] dl[h],
 //   dpre[h, g] += sum over keys and owned rows of dl[h] x[g]
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM) differentiate_log
                         const int half = i % 4 / 2, key = tiles.key + first + i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
                         float& p = numbers[i / 4][i % 4];
                         const float d = p * (number_of(gradients[i / 4 * 2 + half], i % 2) - delta.numbers[half]);
-                        p = whole.value || seen.all(key, 1) ? d : 0;  // others' keys stand beside a row of NaN
+                        p = whole.value || seen.all(key, 1) ? d : 0;  // zero in a row of NaN, too
                     }
                     round_pairs(dl, numbers);
                     if (owned) {

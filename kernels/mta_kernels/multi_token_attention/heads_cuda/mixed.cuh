@@ -1,4 +1,4 @@
-// Numbers of all heads mixed for the forward: a lane has keys side by side, so that it stores 16 bytes at once.
+// Mixes the numbers of all heads for the forward: a lane has neighbouring keys, so that it stores 16 bytes at once.
 //
 // Pair p of 16 pairs of keys lies in a tile where pair p / 4 of chunk p % 4 would.
 #pragma once
@@ -6,12 +6,12 @@
 
 static_assert(TILES_END == SHARED_BYTES, "as in heads.py");
 
-DEVICE uint32_t spread_keys() {  // where a lane's two keys go
+DEVICE uint32_t spread_keys() {  // the place of a lane's two keys
     const int lane = lane_index();
     return lane / 16 * 64 + lane % 4 * 16 + lane % 16 / 4 * 4;
 }
 
-// What the warp of a head does, task by task; `begin(tasks, task)` is called before each.
+// The loop over tasks of a head's warp; calls `begin(tasks, task)` before each task.
 template <class Begin> DEVICE void convolve_tasks(const Arguments& args, int head, const Begin& begin) {
     allocate_registers();
     const Bands<PAD, false> bands(args.taps + head * QUERY_TAPS * KEY_TAPS);
@@ -31,7 +31,7 @@ constexpr int AT_ONCE = 32;
 struct Mixed {
     Numbers numbers[2];
 
-    DEVICE Mixed(const Weights& weights, uint32_t tile) {  // of this lane's matrix_row()
+    DEVICE Mixed(const Weights& weights, uint32_t tile) {  // `tile` is at this lane's matrix_row()
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             uint32_t loaded[4];
@@ -39,16 +39,16 @@ struct Mixed {
             mix(numbers[i], weights, loaded);
         }
     }
-    // As it lies in the tile, in the order of `Destination::store`.
+    // Loads from the tile, in the order of `Destination::store`.
     DEVICE static void load(uint32_t (&pairs)[2][4], uint32_t tile) {
 #pragma unroll
         for (int i = 0; i < 2; i++) load_matrices(pairs[i], tile + i * 32);
     }
-    // Of numbers[i][eight][2 * half + e], the key.
+    // The key of numbers[i][eight][2 * half + e].
     DEVICE static int key(int i, int eight, int e) { return lane_index() % 4 * 8 + (i * 2 + eight) * 2 + e; }
 };
 
-// Where numbers of a lane's first key of row 0 go, of both heads.
+// The addresses of a lane's first key of row 0, of both heads.
 struct Destination {
     ELEMENT* heads[2];
     DEVICE Destination(const Arguments& args, int batch) {
@@ -58,7 +58,7 @@ struct Destination {
             heads[half] = args.out + ((int64_t)head * args.rows * args.pitch + Mixed::key(0, 0, 0));
         }
     }
-    // Of AT_ONCE keys, rounded: halves of heads, then of keys, of 16. `place` is from the first key of row 0.
+    // Stores AT_ONCE keys, rounded: halves of heads, then of keys, of 16. `place` is from the first key of row 0.
     DEVICE void store(int64_t place, const uint32_t (&pairs)[2][4]) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -68,13 +68,13 @@ struct Destination {
     }
 };
 
-// What belongs to a unit of a row, or to its next head, in `pieces`, `factors` and `sums`.
+// The place of a unit of a row in `pieces`, `factors` and `sums`; the next head's is the next.
 DEVICE int64_t place_of_piece(const Arguments& args, int batch, int unit, int row) {
     return (((int64_t)batch * args.key_tiles * UNITS_A_ROW + unit) * args.rows + row) * HEADS;
 }
 
-// What exponentials of a piece are times to be probabilities, as stored: a float. Of bfloat16 two numbers that add up to it,
-// so that the products of a pair are rounded once.
+// The factor that turns a piece's exponentials into probabilities, as stored: a float. For bfloat16 two numbers that add up
+// to it, so that the products of a pair are rounded once.
 template <class Element> struct Factor {
     static DEVICE uint32_t stored(float factor) { return __float_as_uint(factor); }
     static DEVICE uint32_t times(uint32_t pair, uint32_t factor) {
@@ -89,6 +89,6 @@ template <> struct Factor<Bfloat16> {
     }
     static DEVICE uint32_t times(uint32_t pair, uint32_t factor) {
         const uint32_t high = factor & 0xFFFF0000u | factor >> 16, low = factor << 16 | factor & 0xFFFFu;
-        return multiply_add(pair, high, multiply_add(pair, low, 0x80008000u));  // -0: of no sign
+        return multiply_add(pair, high, multiply_add(pair, low, 0x80008000u));  // -0 leaves the sign unchanged
     }
 };

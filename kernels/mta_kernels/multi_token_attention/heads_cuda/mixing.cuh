@@ -1,8 +1,8 @@
-// Heads mixed on the tensor cores, 16 keys at a time: [heads x keys] = weights [heads x heads] numbers [heads x keys].
+// Mixes heads on the tensor cores, 16 keys at a time: [heads x keys] = weights [heads x heads] numbers [heads x keys].
 //
 // A product gives lane t numbers of heads t / 4 and 8 further, keys 2 (t % 4) and the next of each eight (mma.cuh).
 //
-// Constants: HEADS, 1 to 16; PITCH, bytes from a head to the next in shared memory, where eight of them lie in all banks.
+// Constants: HEADS, 1 to 16; PITCH, bytes from a head to the next in shared memory: eight heads cover all banks.
 #pragma once
 #include <stored.cuh>
 
@@ -25,14 +25,14 @@ struct Weights {
     }
 };
 
-// This lane's row of the four 8 x 8 matrices of a tile's first 16 keys: halves of heads, then of keys. Heads too many are
-// the last one, whose weight is zero.
+// This lane's row of the four 8 x 8 matrices of a tile's first 16 keys: halves of heads, then of keys. Padding heads
+// repeat the last one; their weight is zero.
 DEVICE uint32_t matrix_row() {
     const int lane = lane_index();
     return min(lane / 8 % 2 * 8 + lane % 8, HEADS - 1) * PITCH + lane / 16 * 16;
 }
 
-// A lane's chunks, 16 bytes each, of Keys keys of all heads: `body(address in shared memory, place from the first head's)`,
+// A lane's 16-byte chunks of Keys keys of all heads: `body(address in shared memory, place from the first head's)`, with
 // heads `stride` apart.
 template <int Keys, class Body> DEVICE void for_chunks(int64_t stride, const Body& body) {
     constexpr int CHUNKS = Keys / 8, ALL = HEADS * CHUNKS, TURNS = (ALL + 31) / 32;
@@ -50,10 +50,10 @@ template <int Keys> DEVICE void store_heads(ELEMENT* destination, int64_t stride
     });
 }
 
-// Of 16 keys, numbers of both halves.
+// Numbers at 16 keys, of both halves of the keys.
 using Numbers = float[2][4];
 
-// Numbers as [from x keys], loaded transposed, to [to x keys].
+// Mixes numbers [from x keys], loaded transposed, to [to x keys].
 DEVICE void mix(Numbers& mixed, const Weights& weights, const uint32_t (&numbers)[4]) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -62,7 +62,7 @@ DEVICE void mix(Numbers& mixed, const Weights& weights, const uint32_t (&numbers
         multiply<ELEMENT>(mixed[half], weights.held, numbers[half * 2], numbers[half * 2 + 1]);
     }
 }
-// Rounded: halves of heads, then of keys.
+// Rounds numbers to pairs: halves of heads, then of keys.
 DEVICE void round_pairs(uint32_t (&pairs)[4], const Numbers& numbers) {
 #pragma unroll
     for (int i = 0; i < 4; i++) pairs[i] = pack<ELEMENT>(numbers[i / 2][i % 2 * 2], numbers[i / 2][i % 2 * 2 + 1]);
@@ -80,7 +80,7 @@ DEVICE void store_pairs(uint32_t keys, const uint32_t (&pairs)[4]) {
 struct Products {
     float sums[2][4] = {};
 
-    // [heads x keys] times the transpose of another.
+    // Adds [heads x keys] times the transpose of another.
     DEVICE void add(const uint32_t (&left)[4], const uint32_t (&right)[4]) {
 #pragma unroll
         for (int half = 0; half < 2; half++) multiply<ELEMENT>(sums[half], left, right[half], right[half + 2]);
@@ -95,12 +95,12 @@ struct Products {
     }
 };
 
-// The same of gradients whose units, in Half, change from row to row: those in other units than the row's are apart.
+// The same for gradients whose loss scale, in Half, changes from row to row: `before` sums earlier rows, unscaled.
 template <class Element> struct OfGradients : Products {
     DEVICE void begin_row(float) {}
 };
 template <> struct OfGradients<Half> : Products {
-    Products before;  // in gradients of one
+    Products before;  // without the loss scale
     float unit = 1;
 
     DEVICE void begin_row(float of_row) {

@@ -1,15 +1,15 @@
-// Exponentials x, as pre.cu stores them, to mixed probabilities, of all heads: probabilities P, convolution, then mixing.
+// Exponentials x, as pre.cu stores them, to mixed probabilities: probabilities P, convolution, then mixing of all heads.
 //
 //   out[h] = sum over g of conv(P[g]) mix[g, h],   P[g] = x[g] factor[g]
 //
-// A factor is of UNIT keys of a row of a head.
+// A factor belongs to UNIT keys of a row of a head.
 #include "mixed.cuh"
 
-// A lane has the factor of a row of a turn, and of one of the units that a warp's keys and those beside them are in.
+// A lane has the factor of one row of a turn, for one of the units that a warp's keys and their halo are in.
 constexpr int UNITS_BESIDE = UNITS_A_ROW + 2;
 static_assert(QUERY_TAPS * UNITS_BESIDE <= 32 && Reach<PAD>::LEFT * 8 <= UNIT, "a lane for each");
 
-// Eight exponentials to probabilities, from `key` on; zeros at those that a row does not see unless it sees all.
+// Eight exponentials from `key` on to probabilities; zeros at keys that a row does not see, unless it sees all.
 template <bool Whole> DEVICE uint4 probabilities(uint4 x, uint32_t factor, const Seen& seen, int key) {
     uint32_t p[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM) post_heads(c
     }
     allocate_registers();
     const Bands<PAD, false> bands(args.taps + warp * QUERY_TAPS * KEY_TAPS);
-    uint32_t lanes[2] = {};  // that have the factors of this lane's chunks, a byte each
+    uint32_t lanes[2] = {};  // the lanes with the factors of this lane's chunks, a byte each
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
         const int chunk = Copies::chunk(i), step = min(chunk / CHUNKS, QUERY_TAPS - 1);
@@ -66,13 +66,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM) post_heads(c
         const auto factor_of = [&](int first) {  // of rows from `first` on; zero where nothing is stored
             return (uint32_t)(first + lane_row) < (uint32_t)args.rows ? factors[first * HEADS] : 0;
         };
-        // Before the first key there are zeros.
+        // Zeros before the first key.
         const int keys_read = first_key + CHUNKS * 8 - seen_from;
         uint32_t coming;
         int seen_by;  // rows from this one on
         turns = convolve_turns(
             args, task, bands, turns, spread_keys(), [](const Segment&, int, int, bool) {},
-            [&](const Segment& segment, uint32_t stage, int first) {  // this lane makes probabilities of what it has copied
+            [&](const Segment& segment, uint32_t stage, int first) {  // this lane turns what it copied into probabilities
                 if (first == segment.begin - HALO) {  // the first turn of a segment
                     coming = factor_of(first);
                     seen_by = max(segment.lowest, first_to_see(args, segment, seen_from, keys_read));
@@ -80,11 +80,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM) post_heads(c
                 uint32_t of_chunks[COPIES];
 #pragma unroll
                 for (int i = 0; i < COPIES; i++) of_chunks[i] = __shfl_sync(~0u, coming, lanes[i / 4] >> i % 4 * 8 & 31);
-                // Not before: who waits for the one waits for both.
+                // Not earlier: a wait for this load would wait for the previous one, too.
                 coming = factor_of(first + QUERY_TAPS);
                 stage += lane * 16;
                 if (first >= seen_by && is_full_turn(args, segment, first)) {
-                    constexpr int LOADED = 2;  // at once; registers are few
+                    constexpr int LOADED = 2;  // at once, to save registers
 #pragma unroll
                     for (int start = 0; start < COPIES; start += LOADED) {
                         uint4 chunks[LOADED];

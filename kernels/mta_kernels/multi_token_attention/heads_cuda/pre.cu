@@ -1,17 +1,17 @@
-// Scores x to exponentials, of all heads: convolution, then mixing to logits l, and what the softmax of each row needs.
+// Scores x to exponentials: convolution, then mixing of all heads to logits l, and each row's sums for the softmax.
 //
 //   l[h] = sum over g of mix[h, g] conv(x[g]),   out[h] = exp(l[h] - reference),
 //   logsumexp[h, i] = log sum over visible j of exp(l[h, i, j])
 //
-// A unit of keys of a row of a head has its own reference: it and the sum of exponentials as stored are a piece of the row.
-// `merge_pieces` adds pieces up, and finds the factor by which the exponentials of each become probabilities. Logits are
-// subtracted before they are scaled to powers of two: the greatest one's difference is zero however large it is.
+// A unit of keys of a row of a head has its own reference. A piece is this reference and the unit's sum of exponentials as
+// stored. `merge_pieces` merges a row's pieces, and finds the factor that turns the exponentials of each into
+// probabilities. Logits are subtracted before the scale to powers of two: the greatest one's difference is exactly zero.
 #include "mixed.cuh"
 
 constexpr float LOG2_E = 1.44269504f, LOG_2 = 0.693147181f;
 DEVICE float exponential(float difference) { return exp2_fast(difference * LOG2_E); }
-constexpr float LOWEST = -0x1.58p127f;  // the greatest logit of none: finite, so that no NaN comes of it
-// Of exponentials over the first of a unit's logits, which need not be the greatest.
+constexpr float LOWEST = -0x1.58p127f;  // the greatest of no logits: finite, so that it causes no NaN
+// The largest sum of exponentials over a unit's first logit, which need not be the greatest.
 template <class Element> constexpr float LARGEST_SUM = 1e30f;
 template <> constexpr float LARGEST_SUM<Half> = 3e4f;
 
@@ -19,13 +19,13 @@ template <> constexpr float LARGEST_SUM<Half> = 3e4f;
 struct Piece {
     float references[2], sums[2];
 
-    // Stores exponentials over `references`, or over the unit's first logits, and adds them up.
+    // Stores exponentials over `references`, or over the unit's first logits, and sums them.
     template <bool FirstLogits>
     DEVICE void add(const Arguments& args, const Weights& pre, uint32_t tile, const Unit& unit, const Seen& seen,
                     const Destination& destination) {
         const int64_t place = (int64_t)unit.row * args.pitch + unit.key;
         const uint32_t ones = pack<ELEMENT>(1, 1);
-        float found[4] = {};  // of a head, in all columns
+        float found[4] = {};  // of a head, the same in all columns
 #pragma unroll
         for (int first = 0; first < UNIT; first += AT_ONCE) {
             Mixed logits(pre, tile + first * 2);
@@ -49,7 +49,7 @@ struct Piece {
         }
         sums[0] = found[0], sums[1] = found[2];
     }
-    // The greatest logits that are seen as references.
+    // Makes the greatest visible logits the references.
     DEVICE void find_greatest(const Weights& pre, uint32_t tile, const Unit& unit, const Seen& seen) {
         references[0] = references[1] = LOWEST;
 #pragma unroll 1
@@ -90,11 +90,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM) pre_heads(co
         float2* const pieces = args.pieces + place_of_piece(args, tasks.batch, 0, 0) + head;
         turns = mix_turns(args, tasks.of_head(args, 0), warp - HEADS, turns, [&](const Unit& unit) {
             const Seen seen(args, unit.row);
-            if (!unit.whole && (unit.key >= seen.end || unit.key + UNIT <= seen.start)) return;  // nobody reads these
+            if (!unit.whole && (unit.key >= seen.end || unit.key + UNIT <= seen.start)) return;  // nothing reads these
             const uint32_t tile = unit.tile() + rows;
             Piece found;
             if (unit.whole) found.add<true>(args, pre, tile, unit, seen, destination);
-            // Over the first, near enough to the greatest mostly, unless a sum is too large.
+            // Over the first logit, mostly close enough to the greatest, unless a sum is too large.
             if (!unit.whole || __any_sync(~0u, !(found.sums[0] + found.sums[1] < LARGEST_SUM<ELEMENT>))) {
                 found.find_greatest(pre, tile, unit, seen);
                 found.add<false>(args, pre, tile, unit, seen, destination);
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM) pre_heads(co
     }
 }
 
-// What the softmax needs of some logits: a reference, and the sum of exp(logit - reference).
+// Sums of some logits for the softmax: a reference, and the sum of exp(logit - reference).
 struct Total {
     float reference = LOWEST, sum = 0;
     DEVICE void add(float of_other, float sum_of_other) {

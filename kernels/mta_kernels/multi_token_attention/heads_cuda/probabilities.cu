@@ -1,5 +1,5 @@
-// Probabilities out = exp(pre(x) - logsumexp) of convolved scores x, zeros at keys that are not seen, and the sums of
-// these as stored, of each segment of a row.
+// Probabilities out = exp(pre(x) - logsumexp) of convolved scores x, zeros at keys that a row does not see, and the
+// sums of these as stored, for each segment of a row.
 //
 // A score takes 4 bytes of memory.
 #include "tiles.cuh"

@@ -1,8 +1,8 @@
-// Scores x once more, for the backward, of all heads: convolved, and the probabilities of these, mixed, as the forward had them.
+// Recomputes for the backward, from scores x of all heads: the convolved scores, and the forward's probabilities from these.
 //
 //   convolved[g] = conv(x[g]),   out[h] = exp(sum over g of mix[h, g] convolved[g] - logsumexp[h]),
 //
-// zeros at keys that are not seen, and the sums of `out` as stored, of each unit of a row. A score takes 6 bytes of memory.
+// zeros at keys that a row does not see; and the sums of `out` as stored, of each unit. A score takes 6 bytes of memory.
 #include "mixed.cuh"
 
 #include "softmax.cuh"
@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM)
             const Softmax softmax(args, tasks.batch, unit.row);
             const uint32_t tile = unit.tile() + rows;
             const int64_t place = (int64_t)unit.row * args.pitch + unit.key;
-            float found[4] = {};  // of a head, in all columns
+            float found[4] = {};  // of a head, the same in all columns
             const auto compute = [&](auto whole) {
 #pragma unroll
                 for (int first = 0; first < UNIT; first += AT_ONCE) {
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM)
                     }
                     destination.store(place + first, pairs);
                     Mixed::load(pairs, tile + first * 2);
-                    destination.store(place + first + (args.convolved - args.out), pairs);  // the same place
+                    destination.store(place + first + (args.convolved - args.out), pairs);  // at the same place
                 }
             };
             if (unit.whole) compute(Constant<true>());

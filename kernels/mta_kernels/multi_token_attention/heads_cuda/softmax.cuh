@@ -1,10 +1,10 @@
-// The probabilities of a row's logits, by their logsumexp. `Arguments` are those of the kernel that includes this.
+// The probabilities of a row's logits, by their logsumexp. The kernel that includes this defines `Arguments`.
 #pragma once
 #include "mixing.cuh"
 
 constexpr float LOG2_E = 1.44269504f;
 
-// What belongs to a row, of this lane's two heads.
+// A row's numbers for this lane's two heads.
 struct OfRow {
     float numbers[2] = {};
     DEVICE OfRow() {}
@@ -19,15 +19,15 @@ struct OfRow {
 struct Softmax {
     OfRow logsumexp, residual;
     DEVICE Softmax(const Arguments& args, int batch, int row) {
-        const int query = min(max(args.first_row + row, 0), args.query_rows - 1);  // others' rows see no keys
+        const int query = min(max(args.first_row + row, 0), args.query_rows - 1);  // other rows see no keys
         logsumexp = OfRow(args.logsumexp, batch, args.query_rows, query);
     }
-    // Of this lane's head `half` of two.
+    // For this lane's head `half` of two.
     DEVICE float probability(float logit, int half) const {
         const float difference = logit - logsumexp.numbers[half] - residual.numbers[half];
         return exp2_fast((difference > 0 ? 0 : difference) * LOG2_E);  // NaN stays
     }
-    // Keys from `first` on, zeros where the row does not see them unless it sees the `whole` tile.
+    // Keys from `first` on, zeros at keys that the row does not see; with `Whole` it sees all keys of the tile.
     template <bool Whole> DEVICE void probabilities(Numbers& logits, const Seen& seen, int first) const {
 #pragma unroll
         for (int i = 0; i < 8; i++) {

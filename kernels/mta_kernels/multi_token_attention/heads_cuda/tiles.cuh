@@ -1,4 +1,4 @@
-// Stored numbers of all heads, a few keys of a row at a time, from memory into a warp's ring and back.
+// Copies stored numbers of all heads, a few keys of a row at a time, from memory into a warp's ring and back.
 //
 // Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEADS, 1 to 16; KEYS of a tile; OPERANDS, 1
 // or 2; CAUSAL, DOCUMENTS; STAGES of the ring; SHARED_BYTES, as heads.py counts them; BLOCKS_AN_SM, for which the compiler
@@ -26,7 +26,7 @@ struct Arguments {
     const float* loss_scale;          // of stored.cuh
 };
 
-// A warp's tiles in turn: segments of rows, dealt out to all warps, and in each the tiles that are stored.
+// A warp's tiles in turn: warps share the segments of rows, and go through the stored tiles of each.
 struct Tiles {
     int task, key = 0, end = 0, batch, row;
 
@@ -54,7 +54,7 @@ DEVICE void load_tile(const Arguments& args, const ELEMENT* source, uint32_t til
     for_chunks<KEYS>(stride, [&](uint32_t address, int64_t place) { copy_async(tile + address, source + place, true); });
 }
 
-// Runs `compute(tiles, address of the stage)` for all tiles of a warp; what it leaves there, `store` takes away.
+// Runs `compute(tiles, address of the stage)` for all tiles of a warp; `store` writes back what it leaves there.
 template <class Compute, class Store>
 DEVICE void for_tiles(const Arguments& args, const Compute& compute, const Store& store) {
     const uint32_t ring = shared_memory();
@@ -75,7 +75,7 @@ DEVICE void for_tiles(const Arguments& args, const Compute& compute, const Store
 #pragma unroll 1
     for (; tiles.exist(args); tiles.next(args)) {
         copies_wait<STAGES - 2>();
-        __syncwarp();  // all have copied; the stage before has been stored
+        __syncwarp();  // all have copied; the stage before is stored
         load();
         compute(tiles, full);
         __syncwarp();

@@ -1,15 +1,15 @@
-// A block convolves 128 keys of all heads and mixes them. A warp a head walks down its keys as in bands_cuda/convolve.cu,
-// and MIXERS more warps mix. A turn's QUERY_TAPS rows of all heads meet in a tile in shared memory, of which there are
-// TILES: while warps mix one, others write the next. Named barriers tell when a tile is full and when it has been read.
+// A block convolves and mixes 128 keys of all heads. A warp a head steps down the keys as in bands_cuda/convolve.cu, and
+// MIXERS more warps mix. A turn is QUERY_TAPS rows of all heads, in one of TILES tiles in shared memory: warps mix one
+// while others write the next. Named barriers signal that a tile is full, and that it is empty again.
 //
-// What all turns of a task have in common is found once: in a turn every instruction counts.
+// Values that all turns of a task share are computed once: in a turn every instruction counts.
 //
-// Constants: those of bands_cuda/layout.cuh; HEADS, 1 to 16; TILES, 2 to 7; MIXERS; UNIT, keys of a row that a warp mixes
-// at a time.
+// Constants: as in bands_cuda/layout.cuh; HEADS, 1 to 16; TILES, 2 to 7; MIXERS; UNIT, keys of a row that a warp mixes at
+// a time.
 #pragma once
 #include <products.cuh>
 
-// Whether the last eights of two rows are one product.
+// Whether the last eights of two rows form one product.
 constexpr bool PAIRS = EIGHTS == 3 && QUERY_TAPS % 2 == 0;
 constexpr int PITCH = KEYS * 2 + 16;  // of a row of a head
 #include "mixing.cuh"
@@ -20,7 +20,7 @@ constexpr int TILES_AT = HEADS * RING, TILES_END = TILES_AT + TILES * TILE;
 constexpr int LOADS = (2 * EIGHTS + 3) / 4;  // of four matrices
 constexpr int UNITS_A_ROW = KEYS / UNIT, UNITS = QUERY_TAPS * UNITS_A_ROW;
 
-// What a warp mixes at a time: UNIT keys of a row, of all heads.
+// The part that a warp mixes at a time: UNIT keys of a row, of all heads.
 struct Unit {
     int row, key;
     bool whole;   // all rows of the turn see all of the block's keys
@@ -32,12 +32,12 @@ struct Unit {
 DEVICE int turns_of(const Segment& segment) { return (segment.stop - segment.begin + HALO + QUERY_TAPS - 1) / QUERY_TAPS; }
 DEVICE int first_row(const Segment& segment, int turn) { return segment.begin - HALO + turn * QUERY_TAPS; }
 
-// Turns of a block have numbers: those of a segment follow those of the segments before.
+// Turns are numbered through all segments of a block.
 DEVICE int full(int turn) { return 1 + turn % TILES; }
 DEVICE int empty(int turn) { return 1 + TILES + turn % TILES; }
 
-// On Hopper, where both kinds of warps are whole warp groups, mixing warps leave registers to those of heads: of 96 a thread,
-// or of 80 where there are more threads.
+// On Hopper, where both kinds of warps are whole warp groups, mixing warps give registers to the head warps: from 96 a
+// thread, or from 80 where there are more threads.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 DEVICE void allocate_registers() {
     if constexpr (HEADS == 16 && MIXERS == 4) asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
@@ -51,11 +51,11 @@ DEVICE void allocate_registers() {}
 DEVICE void deallocate_registers() {}
 #endif
 
-// Whether all rows of the turn from `first` on are queries, or before these, and before the segment's end.
+// Whether all rows of the turn from `first` on are queries, or before the queries, and before the segment's end.
 DEVICE bool is_full_turn(const Arguments& args, const Segment& segment, int first) {
     return first + QUERY_TAPS <= min(segment.stop, args.query_rows - args.first_row);
 }
-// The first row from which on all of a segment's see all of `count` keys from `first` on; far away where none do.
+// The first row of a segment from which on all rows see all of `count` keys from `first` on; NEVER if there is none.
 constexpr int NEVER = 1 << 30;
 DEVICE int first_to_see(const Arguments& args, const Segment& segment, int first, int count) {
     bool some = first >= 0 && (CAUSAL || first + count <= args.key_rows);
@@ -65,17 +65,17 @@ DEVICE int first_to_see(const Arguments& args, const Segment& segment, int first
                first + count <= args.documents[args.key_rows + position];
     }
     if (!some) return NEVER;
-    // Not max(-first_row, ...): ptxas 13 loses that sign where it makes one instruction of two maxima.
+    // Not max(-first_row, ...): ptxas 13 loses that sign when it merges two maxima into one instruction.
     const int query = CAUSAL ? first + count - 1 - args.first_position + args.first_row : 0;
     return max(query, 0) - args.first_row;
 }
-// The first row from which on all are stored at all of `count` keys from `first` on.
+// The first row from which on all rows are stored at all of `count` keys from `first` on.
 DEVICE int first_stored_at(const Arguments& args, int first, int count) {
     if (first < 0 || first + count > args.pitch) return NEVER;
     return CAUSAL ? ((first + count + BLOCK - 1) / BLOCK - 2) * BLOCK + 1 - args.first_position : 0;
 }
 
-// A persistent block's tasks: every `blocks`-th of those with keys that a row sees, but at least one of each row tile.
+// A persistent block's tasks: every `blocks`-th of those with visible keys, but at least one of each row tile.
 struct Tasks {
     int batch = 0, row_tile = 0, key_tile;
 
@@ -102,13 +102,13 @@ private:
     }
 };
 
-// Zeros where a head's rows of a task are stored behind the task's keys, the last that one of them sees.
+// Writes zeros where a head's rows of a task are stored after the task's keys, the last that its rows see.
 DEVICE void store_zeros_behind(const Arguments& args, const Task& task, ELEMENT* out) {
     for (Task behind = task; (behind.first_key += KEYS) < stored_end(args, task.after - 1);) store_zeros(args, behind, out);
 }
 
-// What a mixing warp does for a task: `mix(unit)` for its units. The block has had `before` turns, and then as many as are
-// returned.
+// The loop of a mixing warp over a task: calls `mix(unit)` for its units. `before` counts the block's turns before the
+// task; returns the count after it.
 template <class Mix> DEVICE int mix_turns(const Arguments& args, const Task& task, int mixer, int before, const Mix& mix) {
 #pragma unroll 1
     for (int begin = task.first; begin < task.after;) {
@@ -133,9 +133,9 @@ template <class Mix> DEVICE int mix_turns(const Arguments& args, const Task& tas
     return before;
 }
 
-// What the warp of a head does. It calls `load_more(segment, turn, row, whole)` where copies of the rows of a turn begin,
-// `whole` if all of these see all keys, and `arrive(segment, address, row)` where this lane's have come. This lane's two keys,
-// and those 64 further, go `of_lane` bytes behind the first of a row of a head. Turns are counted as in `mix_turns`.
+// The loop of a head's warp over a task. It calls `load_more(segment, turn, row, whole)` where copies of a turn's rows begin,
+// `whole` if all of them see all keys, and `arrive(segment, address, row)` when this lane's copies have arrived. This lane's
+// two keys, and those 64 further, go `of_lane` bytes after a head's row in the tile. Turns are counted as in `mix_turns`.
 template <class Load, class Arrive>
 DEVICE int convolve_turns(const Arguments& args, const Task& task, const Bands<PAD, false>& bands, int before,
                           uint32_t of_lane, const Load& load_more, const Arrive& arrive) {
@@ -167,7 +167,7 @@ DEVICE int convolve_turns(const Arguments& args, const Task& task, const Bands<P
             copies_commit();
         };
         RowSums sums;
-        __syncwarp();  // the segment before has been read
+        __syncwarp();  // all lanes have read the segment before
 #pragma unroll 1
         for (int turn = 0; turn < STAGES - 1; turn++) load(turn), load_rest(turn);
 #pragma unroll 1
@@ -177,13 +177,13 @@ DEVICE int convolve_turns(const Arguments& args, const Task& task, const Bands<P
             arrive(segment, ring + stage, first);
             __syncwarp();
             load(turn + STAGES - 1);
-            if (number >= TILES) block_sync(empty(number), THREADS);  // what lay there has been mixed
+            if (number >= TILES) block_sync(empty(number), THREADS);  // the tile there is mixed
             load_rest(turn + STAGES - 1);
             const uint32_t tile = shared + TILES_AT + number % TILES * TILE + warp * PITCH + of_lane;
             const auto compute = [&](auto whole) {
                 constexpr bool WHOLE = decltype(whole)::value;
                 const auto emit = [&](int step) {
-                    const int row = first + step;  // complete with what is read
+                    const int row = first + step;  // complete with the rows read so far
                     if (WHOLE || (row >= begin && row < segment.stop)) {
                         uint32_t pairs[2];
                         visible_pairs<WHOLE>(pairs, args, row, task.first_key + lane * 2, sums.sums[step]);
@@ -227,7 +227,7 @@ DEVICE int convolve_turns(const Arguments& args, const Task& task, const Bands<P
     }
     return before;
 }
-// The warps of heads meet those that have mixed the last tiles: all who arrived at a barrier are met.
+// The head warps wait for the mixing warps of the last tiles, so that every arrival at a barrier is matched.
 DEVICE void meet_mixers(int turns) {
 #pragma unroll 1
     for (int turn = max(turns - TILES, 0); turn < turns; turn++) block_sync(empty(turn), THREADS);

@@ -2,22 +2,22 @@
 //
 //   logits[h] = sum over g of pre[h, g] scale q[g] k[g]^T,   kept[h] = exp(logits[h] - reference),   scales[h] = 1 / sum
 //
-// Scores are rounded, in powers of two: logits are then subtracted from their reference exactly, however large they are.
-// bfloat16 has the range of float32, so exponentials are kept over any reference: that of a row is the greatest logit of its
-// first 32 keys, and is raised only if sums grow beyond 1e18.
+// Scores are rounded, in powers of two: the difference of logits and their reference is exact, however large they are.
+// bfloat16 has the range of float32, so exponentials over any reference fit. A row's reference is the greatest logit of its
+// first 32 keys, and rises only if sums grow beyond 1e18.
 //
-// A block has a tile of 64 query rows of all heads, whose queries lie in the registers of two warp groups, and goes over the
+// A block has a tile of 64 query rows of all heads, with the queries in the registers of two warp groups. It steps over the
 // keys 32 at a time. Roles, each at its own pace:
 //   a copying thread   queries and keys of a head to the stage of the head
 //   two warp groups    scores of their heads, rounded into planes in shared memory: two buffers
 //   four warps         16 rows each: mixed, exponentials, straight to memory
-// Rows 16 w to 16 w + 15 are those of warp w of each warp group and of one that mixes: only these wait for each other.
+// Warp w of each warp group and one mixing warp share rows 16 w to 16 w + 15: only these wait for each other.
 //
 // A step, 32768 scores, takes of an SM: 3700 cycles of memory (at 4.1 TB/s); 2048 of the units for powers of two; 1024 of
 // the tensor cores for scores and about 500 for mixing; of shared memory 512 for keys, 1024 for planes; 1900 instructions
-// of each quarter. With more heads' queries than registers hold, two blocks share a tile: each multiplies half of the heads
-// for all rows, and mixes half of the rows. There L2 bounds the kernel, so a cluster has two tiles, whose blocks take each
-// other's keys: every key comes from L2 once for 128 rows.
+// of each quarter. If the queries do not fit the registers, two blocks share a tile: each multiplies half of the heads
+// for all rows, and mixes half of the rows. There L2 bounds the kernel, so a cluster has two tiles whose blocks multicast
+// the keys: every key comes from L2 once for 128 rows.
 #include <logits_mix.cuh>
 #include <logits_scores.cuh>
 
@@ -39,12 +39,12 @@ extern "C" __global__ void IN_CLUSTERS MAXIMUM_THREADS(THREADS)
     }
 #if CLUSTER > 1
     __syncwarp();
-    cluster_barrier();  // no block ends before others have stored into it
+    cluster_barrier();  // a block must not end before others have stored into it
 #endif
 }
 
-// A thread a row and head: the scale and the logsumexp of all its pieces. Where a piece has raised its reference, the
-// others are scaled to the greatest.
+// A thread has a row and head: the scale and the logsumexp over all pieces. Where a piece raised its reference, it
+// scales the others to the greatest.
 extern "C" __global__ void finish_logits(const __grid_constant__ Arguments args) {
     const int64_t all = (int64_t)args.batch * HEADS * args.rows;
     const int64_t number = (int64_t)blockIdx.x * FINISH_THREADS + threadIdx.x, index = min(number, all - 1);
@@ -67,7 +67,7 @@ extern "C" __global__ void finish_logits(const __grid_constant__ Arguments args)
         const int first = any ? max(first_unit(args, worker + part), unit) - unit : 0;
         const int stop = any ? min(first_unit(args, worker + part + 1), end) - unit : 0;
 #pragma unroll 1
-        for (int lane = 0; lane < 32; lane++) {  // each lane's row by all
+        for (int lane = 0; lane < 32; lane++) {  // all lanes help with each lane's row
             if (!__shfl_sync(~0u, (int)(one.x != greatest), lane)) continue;
             const int low = __shfl_sync(~0u, (int)(uint32_t)index, lane), high = __shfl_sync(~0u, (int)(index >> 32), lane);
             const float its = __shfl_sync(~0u, factor, lane);

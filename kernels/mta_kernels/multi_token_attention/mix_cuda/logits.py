@@ -1,4 +1,4 @@
-"""Launches logits.cu: which constants a shape takes, how its work is dealt out, and the kernels' arguments."""
+"""Launches logits.cu: the constants of a shape, the distribution of its work, and the kernels' arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_HEADS, MOST_HEAD_DIM = 16, 128
 
 
 def shape_unsupported(dtype: torch.dtype, heads: int, head_dim: int) -> str | None:
-    """Why no Hopper GPU could, or None."""
+    """Why no Hopper GPU could run a shape, or None."""
     if dtype != torch.bfloat16:
         return f"dtype {dtype} is not bfloat16"
     if heads > MOST_HEADS:
@@ -47,7 +47,7 @@ def source(name: str, constants: dict[str, Any], product: hopper.Product) -> Sou
 
 TILE_ROWS, BLOCK_KEYS, STEP_KEYS = 64, 64, 32  # as in logits_layout.cuh
 THREADS, FINISH_THREADS = 32 * 16, 256
-LEAST_BLOCKS = 2  # of 64 keys, that a cluster has to do
+LEAST_BLOCKS = 2  # of 64 keys, the least work of a cluster
 MAX_LAUNCHES = 1024
 _launches: dict[tuple, Any] = {}
 
@@ -83,7 +83,7 @@ class LogitConstants:
 
     @property
     def buffers(self) -> int:
-        """Of a step's scores of a block's rows."""
+        """Buffers for a step's scores of a block's rows."""
         return 2 * self.split
 
     @property
@@ -106,7 +106,7 @@ class LogitConstants:
 
 @functools.cache
 def constants_for(heads: int, head_dim: int) -> LogitConstants:
-    """Raises ValueError where `shape_unsupported` has a reason."""
+    """The constants of a shape; raises ValueError where `shape_unsupported` has a reason."""
     if reason := shape_unsupported(torch.bfloat16, heads, head_dim):
         raise ValueError(reason)
     return LogitConstants(heads, head_dim)
@@ -124,7 +124,7 @@ class LogitArguments(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Deal:
-    """How the blocks of 64 keys of all tiles of rows are dealt out to clusters: numbers of logits_layout.cuh."""
+    """How clusters divide the blocks of 64 keys of all tiles of rows: numbers of logits_layout.cuh."""
 
     units: int
     most_blocks: int
@@ -136,7 +136,7 @@ class Deal:
 def dealt_out(
     batch: int, rows: int, tile: int, first_position: int, keys: int, pitch: int, causal: bool, workers: int
 ) -> Deal:  # fmt: skip
-    """Evenly to `workers` clusters, of `tile` rows at a time, or fewer where there is little to do."""
+    """Divide the work evenly over `workers` clusters, or fewer if there is little, with tiles of `tile` rows."""
     most_blocks = pitch // BLOCK_KEYS if causal else -(-keys // BLOCK_KEYS)
     blocks = [most_blocks] * -(-rows // tile)
     if causal:
@@ -151,7 +151,7 @@ def keep_logits(
     q: Tensor, k: Tensor, pre_mix: Tensor | None, kept: Tensor, scales: Tensor, logsumexp_out: Tensor, *, scale: float,
     first_row: int, keys: int, causal: bool, workers: int | None = None,
 ) -> None:  # fmt: skip
-    """Write the exponentials of a chunk's mixed logits, each row's over a reference of its own, and the rows' sums.
+    """Write the exponentials of a chunk's mixed logits, each row's over its own reference, and the rows' sums.
 
     Rows `first_row` on of `q [B, H, M, D]` against the first `keys` rows of `k [B, H / group, N, D]`; query i has
     position `N - M + i`, which if `causal` is the last key that it sees, and `keys` is one past the chunk's last.
@@ -191,7 +191,7 @@ def keep_logits(
 
 
 def _launch(constants: LogitConstants, q: Tensor, k: Tensor, scales: Tensor, arguments: LogitArguments) -> Any:
-    """Both kernels laid out for the driver."""
+    """Both kernels' launches, prepared for the driver."""
     maps = [tensor_map(x, (1, 1, STEP_KEYS, 64)) for x in (q, k)]
     blocks, device = arguments.workers * constants.cluster, q.device.index
     finish = kernel(SecondKernel(constants, "finish_logits", FINISH_THREADS), device)
@@ -218,6 +218,6 @@ def _check(q: Tensor, k: Tensor, kept: Tensor, scales: Tensor, keys: int) -> Non
 
 @functools.cache
 def clusters_at_once(constants: LogitConstants, device: torch.device) -> int:
-    """That a GPU runs at the same time: more would come after the others."""
+    """Clusters that a GPU runs at the same time; more would start after these."""
     mix = kernel(constants, device.index)
     return driver.clusters_at_once(mix.function, constants.cluster, THREADS, constants.shared_memory, device.index)

@@ -1,4 +1,4 @@
-// What logits.cu is given, how its work is shared out, and what is where in shared memory.
+// The arguments of logits.cu, the distribution of its work, and the layout of shared memory.
 //
 // Constants come from the compiler's command line: HEADS up to 16, HEAD_DIM a multiple of 16, BUFFERS of scores. A cluster has
 // TILES tiles of 64 rows, all of which take the same keys, and SPLIT blocks a tile, each with its part of the heads' queries.
@@ -21,8 +21,8 @@ constexpr int ROW_GROUPS = BLOCK_ROWS / 16;  // rows that one warp of a warp gro
 static_assert(CLUSTER == SPLIT * TILES && TILES <= SCORE_GROUPS, "a block copies for all tiles the keys of one warp group's heads");
 static_assert(HEADS <= 16 && HEAD_DIM % 16 == 0 && OWN_HEADS * DEPTH_STEPS <= 32, "queries lie in registers");
 
-// Shared memory, in bytes from its start. A plane has a step's scores of a head, the block's rows of 32 keys: its size lets
-// the same 16 bytes of eight planes lie in different banks.
+// Shared memory, in bytes from its start. A plane has a step's scores of a head: 32 keys of the block's rows. Its size puts
+// the same 16 bytes of eight planes into different banks.
 // Each warp group has a stage for each of its heads, with keys or with 32 rows of queries.
 constexpr int SLAB = STEP_KEYS * 128, STAGE = SLABS * SLAB;
 constexpr int PLANE = BLOCK_ROWS * STEP_KEYS * 2 + 16, PLANES = 16 * PLANE;
@@ -34,7 +34,7 @@ constexpr int SUMS_AT = REFERENCES_AT + BLOCK_ROWS * 64;  // the same of sums
 constexpr int COME_AT = SUMS_AT + BLOCK_ROWS * 64;              // [SCORE_GROUPS, OWN_HEADS]: a stage is full
 constexpr int USED_AT = COME_AT + STAGES * 8;  // the same: it may be filled
 constexpr int FULL_AT = USED_AT + STAGES * 8;  // [BUFFERS, ROW_GROUPS]: scores have come
-constexpr int EMPTY_AT = FULL_AT + BUFFERS * ROW_GROUPS * 8;               // [BUFFERS, 4]: they may come
+constexpr int EMPTY_AT = FULL_AT + BUFFERS * ROW_GROUPS * 8;               // [BUFFERS, 4]: scores may come
 constexpr int SHARED_BYTES = EMPTY_AT + BUFFERS * 4 * 8;
 static_assert(SHARED_BYTES == BYTES, "as in logits.py");
 
@@ -51,7 +51,7 @@ struct Arguments {
     int batch, rows, first_row, first_position, keys, causal, group, most_blocks, workers, most_parts;
 };
 
-// A cluster's rows, here a tile, go over blocks of keys, and all blocks of all tiles are dealt out evenly to clusters, in order.
+// All blocks of keys of all tiles are distributed evenly over clusters, in order; a tile here is a cluster's rows.
 
 DEVICE int blocks_of(const Arguments& args, int tile) {
     const int seen = (args.first_position + tile * CLUSTER_ROWS + CLUSTER_ROWS - 1) / BLOCK_KEYS + 1;
@@ -62,7 +62,7 @@ DEVICE int worker_of(const Arguments& args, int unit) {
     return (int)((((int64_t)unit + 1) * args.workers - 1) / args.units);
 }
 
-// What one cluster does of a tile.
+// A cluster's part of a tile.
 struct Piece {
     int unit, stop;      // its first unit, and one past the cluster's last
     int sequence, tile;
@@ -85,7 +85,7 @@ struct Piece {
         end = min(blocks, first + stop - unit);
         part = worker - worker_of(args, unit - first);
     }
-    // All pieces of a row have one reference, that of its first keys: a piece that has not these computes them first.
+    // All pieces of a row have one reference, from its first keys: a piece without these keys computes them first.
     DEVICE int steps() const { return (end - first) * (BLOCK_KEYS / STEP_KEYS) + (first > 0); }
     DEVICE int key(int step) const {
         return first > 0 ? (step == 0 ? 0 : first * BLOCK_KEYS + (step - 1) * STEP_KEYS) : step * STEP_KEYS;
@@ -104,8 +104,8 @@ struct Block {
         tile = (int)blockIdx.x % CLUSTER / SPLIT, part = (int)blockIdx.x % SPLIT, worker = (int)blockIdx.x / CLUSTER;
     }
     DEVICE int first_row(const Piece& piece) const { return piece.tile * CLUSTER_ROWS + tile * TILE_ROWS; }
-    static DEVICE int rank(int tile, int part) { return tile * SPLIT + part; }  // of a block in the cluster
-    DEVICE uint16_t of_all_tiles() const {  // a bit a block: those with this part of the heads
+    static DEVICE int rank(int tile, int part) { return tile * SPLIT + part; }  // a block's rank in its cluster
+    DEVICE uint16_t of_all_tiles() const {  // one bit a block: the blocks with this part of the heads
         uint16_t blocks = 0;
         for (int i = 0; i < TILES; i++) blocks |= 1 << rank(i, part);
         return blocks;
@@ -125,7 +125,7 @@ struct Block {
             for (int i = 0; i < BUFFERS * 4; i++) barrier_init(shared + EMPTY_AT + i * 8, 16 / MIX_ROWS);
             barrier_init_done();
         }
-        for (int i = threadIdx.x; i < BUFFERS * PLANES / 16; i += THREADS)  // planes of no head stay zeros
+        for (int i = threadIdx.x; i < BUFFERS * PLANES / 16; i += THREADS)  // planes past the heads stay zeros
             store_shared(shared + PLANES_AT + i * 16, uint4{0, 0, 0, 0});
         __syncthreads();
 #if CLUSTER > 1

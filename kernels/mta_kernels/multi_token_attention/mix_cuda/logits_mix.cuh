@@ -3,11 +3,11 @@
 #include <logits_layout.cuh>
 
 constexpr float NOTHING = -3e38f;  // a reference of no logits
-// Sums that are large, but well within the range of bfloat16. One that gets there has its reference raised, by this power
-// of two at least: below it lies what a sum of so many exponentials has as its greatest.
+// Large sums, well within the range of bfloat16. A sum above MOST raises its reference by at least this power of two,
+// which is below the greatest exponential in such a sum.
 constexpr float MOST = 1e18f, RAISE = 40;
 
-// A row's logits as a lane has them, see `mix_row`.
+// A row's logits as a lane holds them, see `mix_row`.
 using Logits = float[4][4];
 using Pairs = uint32_t[2][4];  // of these: left sides of products, pairs 2 i + head of either half of the keys
 constexpr uint32_t TWO_ONES = 0x3F803F80;  // in bfloat16
@@ -20,8 +20,8 @@ struct MixWarp {
     uint32_t matrix_at;       // the row of an 8 x 8 matrix that this lane names, in a buffer
     uint32_t references_at;   // of the warp's first row, this lane's heads: lane / 4 and 8 further
     uint32_t sums_at;         // the same of its sums
-    // Of a piece:
-    int rows;                 // of the warp's rows, those that are there
+    // For a piece:
+    int rows;                 // the warp's rows that exist
     int position;             // of the first
     uint16_t* kept;           // the first row of this lane's first head, at the lane's first key of keys 0 to 31
     int first_key;
@@ -67,7 +67,7 @@ struct MixWarp {
         }
     }
     DEVICE void hide(Logits& x, int key, int row) const {
-        const int seen = last_seen(row) - key - lane % 4 * 8;  // of the lane's eight keys, the last that is seen
+        const int seen = last_seen(row) - key - lane % 4 * 8;  // the last visible one of the lane's eight keys
 #pragma unroll
         for (int i = 0; i < 16; i++)
             if (i / 4 * 2 + i % 2 > seen) x[i / 4][i % 4] = MINUS_INFINITY;
@@ -86,8 +86,8 @@ struct MixWarp {
         return {found[0], found[1]};
     }
 
-    // The exponentials over the reference, rounded, and the sums of these over the keys of four lanes, as the product with a
-    // matrix of ones: probabilities of sums of other numbers would not add up to one.
+    // The exponentials over the reference, rounded, and their sums over the keys of four lanes, by a product with a matrix
+    // of ones. The sums must be of the rounded numbers: else probabilities would not add up to one.
     DEVICE float2 exponentials(Pairs& pairs, const Logits& x, float2 reference) const {
         float e[16], sums[4] = {};
 #pragma unroll
@@ -121,7 +121,7 @@ struct MixWarp {
         __syncwarp();
     }
 
-    // A step of all rows. Rows whose sums have become too large are not added, and done again.
+    // A step of all rows. Rows whose sums are too large are not added; `raise` repeats them.
     template <bool Masked> DEVICE void mix_step(uint32_t planes, int key) const {
         uint32_t too_large = 0;  // a bit a row and head
         uint16_t* at = kept + key;
@@ -148,7 +148,7 @@ struct MixWarp {
         if (__any_sync(~0u, too_large != 0)) raise(planes, key, too_large);
     }
 
-    // The same step again for rows and heads whose sums are too large, over raised references.
+    // Repeats the step over raised references, for rows and heads whose sums are too large.
     DEVICE void raise(uint32_t planes, int key, uint32_t raised) const {
 #pragma unroll 1
         for (int row = 0; row < rows; row++) {
@@ -173,7 +173,7 @@ struct MixWarp {
                                                     sums.y * factors[1] + (second ? more.y : 0)});
         }
     }
-    // What this lane stored of a row and head in this piece.
+    // Rescales the exponentials that this lane stored of a row and head in this piece.
     DEVICE void scale_kept(int row, int head, int key, float factor) const {
         uint16_t* at = kept + (row + (int64_t)head * 8 * args.rows) * args.pitch;
         if (lane / 4 + head * 8 >= HEADS) return;
@@ -200,7 +200,7 @@ struct MixWarp {
             if (lane / 4 < HEADS) parts[row] = {reference.x, sums.x};
             if (lane / 4 + 8 < HEADS) parts[row + 8 * args.rows] = {reference.y, sums.y};
         }
-        __syncwarp();  // the next piece begins with other sums
+        __syncwarp();  // the next piece starts with other sums
     }
 
     DEVICE void wait(int count) const {

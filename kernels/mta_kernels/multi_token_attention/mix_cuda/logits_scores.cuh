@@ -1,9 +1,9 @@
-// The roles that make scores: the copying thread and two warp groups, each with half of the block's heads.
+// The roles that compute scores: the copying thread and two warp groups, each with half of the block's heads.
 #pragma once
 #include <logits_layout.cuh>
 
-// The copying thread: of each head the queries of a tile, in two halves, then its keys step by step. With several tiles, tile t's
-// block copies keys of warp group t's heads to the blocks of all tiles. Stages are filled at the same rounds in all of them.
+// The copying thread: for each head the queries of a tile, in two halves, then its keys step by step. With several tiles, tile
+// t's block multicasts the keys of warp group t's heads to the blocks of all tiles. All blocks fill stages in the same rounds.
 DEVICE void copy_queries_and_keys(const Arguments& args, const Block& block, const TensorMap* query_map,
                                   const TensorMap* key_map) {
     int round = 0;  // of the stages
@@ -39,13 +39,13 @@ DEVICE void copy_queries_and_keys(const Arguments& args, const Block& block, con
 
 using Query = uint32_t[DEPTH_STEPS][4];
 
-// A warp of those that make scores of its group's heads, from queries in registers and keys, rounded into planes.
+// A warp that computes scores of its group's heads, from queries in registers and keys, rounded into planes.
 struct ScoreWarp {
     const Block& block;
     int group, warp, lane;
     int round = 0;      // of the stages
     uint64_t keys;
-    uint32_t row_at;    // where a lane puts its part of the group's first plane, in a buffer
+    uint32_t row_at;    // where a lane stores its part of the group's first plane, in a buffer
 
     DEVICE ScoreWarp(const Block& block, int group, int thread)
         : block(block), group(group), warp(thread / 32), lane(thread % 32) {
@@ -63,7 +63,7 @@ struct ScoreWarp {
 #endif
     }
 
-    // This warp's 16 rows of the heads' queries, which come in two halves of 32 rows.
+    // This warp's 16 rows of the heads' queries, which arrive in two halves of 32 rows.
     DEVICE void load_queries(Query (&queries)[OWN_HEADS]) {
 #pragma unroll
         for (int half = 0; half < 2; half++, round++)
@@ -73,7 +73,7 @@ struct ScoreWarp {
                 wait(i);
                 if (warp / 2 == half) {
                     load_query(queries[i], i);
-                    fence_async_proxy();  // an arrival does not wait for loads, and the next copy overwrites what they read
+                    fence_async_proxy();  // an arrival does not wait for loads, and the next copy overwrites these bytes
                 }
                 __syncwarp();
                 release(i);
@@ -100,7 +100,7 @@ struct ScoreWarp {
     }
 
     // A lane has keys 8 b + 2 (lane % 4) and the next of rows lane / 4 and 8 further: its 16 bytes of a row are these
-    // pairs in the order of b. See `mix_row`, which finds keys in their order again.
+    // pairs in the order of b. `mix_row` restores the order of keys.
     DEVICE void store(const float (&scores)[16], int i, int buffer, float scale) const {
         const uint32_t at = block.planes(buffer) + row_at + head_of(i, 0, 0) * PLANE;
 #pragma unroll

@@ -1,14 +1,14 @@
-// Out of exponentials: the mixing after the softmax and the product with the values, in one pass over the stored scores.
+// Out from exponentials: the mixing after the softmax and the product with the values, in one pass over stored scores.
 //
 //   out_h[i] = sum_j (sum_g post[g, h] scale_g[i] E_g[i, j]) v_h[j]
 //
-// A cluster has a tile of ROWS query rows of all heads, and goes over the keys in steps. Each block mixes its share of the
-// rows for all heads, sends to each other block the mixed probabilities of that one's heads, and multiplies all rows of its own
-// heads by the values. So each exponential and each value comes to the cluster once. Roles, with rings of stages between them:
+// A cluster has a tile of ROWS query rows of all heads, and steps over the keys. Each block mixes its share of the rows for
+// all heads, sends every other block the mixed probabilities of that block's heads, and multiplies all rows of its own heads
+// by the values. So the cluster reads each exponential and each value once. Roles, with rings of stages between them:
 //   producer warps   exponentials and values, by the copy engine
 //   mixing warps     exponentials -> planes of mixed probabilities, here and in the other blocks
 //   two consumers    planes x values -> sums, in registers
-// Columns from the end of the 64-column block on that has the tile's last visible key are not read.
+// The kernel does not read columns after the 64-column block with the tile's last visible key.
 #include "values_mixing.cuh"
 #include "values_products.cuh"
 
@@ -44,7 +44,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) mix_values(
     const int warpgroup = __shfl_sync(~0u, thread_index() / 128, 0), thread = thread_index() % 128;
     if (thread_index() == 0) block.init_barriers();
     __syncthreads();
-    cluster_barrier();  // no block sends to another before its barriers are there
+    cluster_barrier();  // a block must not send before the others' barriers exist
     if (warpgroup < CONSUMERS) {
         allocate_registers<CONSUMER_REGISTERS>();
         multiply_values(args, block, warpgroup, thread);
@@ -57,5 +57,5 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) mix_values(
         if (thread == 32) copy_values(args, block, &values);
     }
     __syncwarp();
-    cluster_barrier();  // no block ends before what is sent to it has arrived
+    cluster_barrier();  // a block must not end before its incoming data has arrived
 }

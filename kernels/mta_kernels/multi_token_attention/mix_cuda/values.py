@@ -1,4 +1,4 @@
-"""Launches values.cu: stored exponentials to rows of out."""
+"""Launches values.cu: from stored exponentials to rows of out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLANE_STAGES = 2
 class ValuesConstants:
     """The constants of a kernel: `cluster` blocks share a tile of `rows` query rows, 64 or 128.
 
-    A block's sums, its heads x rows x head_dim in float32, must fit into half of the registers.
+    A block's sums, its heads x rows x head_dim in float32, must fit half of the registers.
     """
 
     heads: int
@@ -44,7 +44,7 @@ class ValuesConstants:
 
     @functools.cached_property
     def bytes_beside_units(self) -> int:
-        """Of shared memory, as values_layout.cuh lays it out; barriers of units excepted."""
+        """Bytes of shared memory, as values_layout.cuh lays it out, without units and their barriers."""
         slots, own = 16 // self.cluster, -(-self.heads // self.cluster)
         values = own * -(-self.head_dim // 64) * KEYS * 128
         piece = 8 * KEYS * slots * 2
@@ -54,7 +54,7 @@ class ValuesConstants:
 
     @property
     def units(self) -> int:
-        """As many as there is room for, the same for each group of 8 rows that a block mixes."""
+        """The units that fit, the same number for each group of 8 rows that a block mixes."""
         groups = self.rows // self.cluster // 8
         return (SHARED_BYTES - self.bytes_beside_units) // (UNIT + 16) // groups * groups
 
@@ -73,7 +73,7 @@ class ValuesConstants:
 
 
 def constants_for(heads: int, head_dim: int) -> ValuesConstants:
-    """What was best of those measured."""
+    """The fastest constants of those measured."""
     if head_dim <= 64:
         return ValuesConstants(heads, head_dim, cluster=2, rows=64, value_stages=2)
     return ValuesConstants(heads, head_dim, cluster=4, rows=64, value_stages=3)
@@ -98,12 +98,12 @@ def mix_values(
 ) -> None:  # fmt: skip
     """`out[h, i] = sum_j (sum_g post_mix[g, h] scale[g, i] exponentials[g, i, j]) v[h, j]` of a chunk's rows.
 
-    exponentials `[B, H, R, ld]` is contiguous, bf16, with `ld` a multiple of 64 from `keys` on. Row r is of position
-    `first_position + r`; it sees the first `keys` columns, if `causal` those up to its position. What it does not see
-    is zero up to the end of the 64-column block with the last key that its block of 64 rows sees, then maybe NaN.
-    scale `[B, H, R]` is float32, contiguous. `post_mix [H, H]` (in, out) is float32 (then rounded), bf16 or None.
-    v `[B, Hkv, N, D]`, bf16, is copied if the copy engine cannot describe it. out `[B, H, R, D]`, bf16, has contiguous
-    rows. `constants` override what would be chosen, for measurements.
+    exponentials `[B, H, R, ld]` is contiguous, bf16, with `ld` a multiple of 64 from `keys` on. Row r has position
+    `first_position + r`; it sees the first `keys` columns, if `causal` only up to its position. Columns that it does
+    not see are zero up to the end of the 64-column block with the last key that its block of 64 rows sees; after it
+    they may be NaN. scale `[B, H, R]` is float32, contiguous. `post_mix [H, H]` (in, out) is float32 (then rounded),
+    bf16 or None. v `[B, Hkv, N, D]`, bf16, is copied if the copy engine cannot describe it. out `[B, H, R, D]`, bf16,
+    has contiguous rows. `constants` override the chosen ones, for measurements.
     Raises ValueError where `shape_unsupported` has a reason, or for exponentials of another layout.
     """
     key = (
@@ -116,7 +116,7 @@ def mix_values(
     if launch is None:
         v = describable(v)
         launch = _launch(exponentials, scale, post_mix, v, out, first_position, keys, causal, constants)
-        if launch is not None and v.data_ptr() == key[3]:  # not of a copy, which goes
+        if launch is not None and v.data_ptr() == key[3]:  # not of a copy, which is temporary
             keep(_launches, key, launch, MAX_LAUNCHES)
     if launch is not None:
         launch()
@@ -126,7 +126,7 @@ def _launch(
     exponentials: Tensor, scale: Tensor, post_mix: Tensor | None, v: Tensor, out: Tensor, first_position: int,
     keys: int, causal: bool, constants: ValuesConstants | None,
 ) -> Any:  # fmt: skip
-    """The launch laid out for the driver, or None if there is nothing to compute."""
+    """The launch prepared for the driver, or None if there is nothing to compute."""
     batch, heads, rows, ld = exponentials.shape
     if reason := shape_unsupported(exponentials.dtype, heads, v.shape[3]):
         raise ValueError(reason)

@@ -1,4 +1,4 @@
-// What the values kernel is given, how a cluster shares its tile, and what is where in shared memory.
+// The arguments of the values kernel, how a cluster shares its tile, and the layout of shared memory.
 //
 // Constants come from the compiler's command line (values.py): ELEMENT, HEADS up to 16, HEAD_DIM a multiple of 16 up to
 // 128, CLUSTER blocks that share a tile of ROWS query rows, and how many units of exponentials and stages of values and of
@@ -17,16 +17,16 @@ constexpr int GROUPS = ROWS / CLUSTER / 8;            // groups of 8 rows that a
 constexpr int PARTS = MIXING_WARPS / GROUPS;          // warps that share the keys of a group
 static_assert(TILES <= CONSUMERS && GROUPS * PARTS == MIXING_WARPS && 32 / 16 % PARTS == 0, "no warp is idle");
 
-// A unit: exponentials of 8 rows, 16 heads and 32 keys, [row][head][key], as the copy engine lays them with a 64-byte swizzle.
+// A unit: exponentials of 8 rows, 16 heads and 32 keys, [row][head][key], with the copy engine's 64-byte swizzle.
 constexpr int UNIT = 8 * 16 * KEYS * 2;
 // A slab: 64 columns of the values of 32 keys, with a 128-byte swizzle.
 constexpr int SLAB = KEYS * 128, SLABS = (HEAD_DIM + 63) / 64, VALUES = OWN * SLABS * SLAB;
 // A piece: mixed probabilities of 8 rows and 32 keys for the heads of one block, [key / 8][head][row][key % 8]. 8 x 8 numbers
-// are a core matrix of wgmma. Row r of the head in place n of all 16 lies in row r ^ n % 8, so that what a warp stores of 8 heads
-// of a row goes to all banks; `row_of` undoes it.
+// are a core matrix of wgmma. Row r of the n-th of all 16 heads is in row r ^ n % 8, so that a warp's store of 8 heads of a row
+// covers all banks; `row_of` undoes it.
 constexpr int CORE = 8 * 16, EIGHT_PITCH = SLOTS * CORE, PIECE = KEYS / 8 * EIGHT_PITCH;
 constexpr int PLANES = ROWS / 8 * PIECE;  // the pieces of all rows for one block: its left operands
-constexpr int SENT = GROUPS * PIECE;      // the pieces that a block makes for another
+constexpr int SENT = GROUPS * PIECE;      // the pieces that a block computes for another
 DEVICE int row_of(int rank, int slot, int row) { return row ^ (rank * SLOTS + slot) % 8; }
 
 // Shared memory, in bytes from its start.
@@ -40,7 +40,7 @@ static_assert(UNITS % GROUPS == 0, "the same warps wait for a unit in all phases
 struct Arguments {
     ELEMENT* out;                                // of the chunk's first row, [B, HEADS, rows, HEAD_DIM]
     int64_t out_batch, out_head, out_row;        // its strides, in numbers
-    const float* scale;                          // [B, HEADS, rows]: what makes exponentials probabilities
+    const float* scale;                          // [B, HEADS, rows]: turns exponentials into probabilities
     Matrix post;                                 // [in, out]
     int rows, first_position, keys, causal;      // row r has position first_position + r, and sees `keys` keys at most
     int sequences, group;                        // and query heads that share a head of the values
@@ -63,7 +63,7 @@ template <int Stages> struct Ring {
     DEVICE void wait_empty(int iteration) const { barrier_wait(empty(iteration), (iteration / Stages & 1) ^ 1); }
 };
 
-// What the roles of a block share.
+// The state that the roles of a block share.
 struct Block {
     uint32_t shared;
     Ring<UNITS> units;

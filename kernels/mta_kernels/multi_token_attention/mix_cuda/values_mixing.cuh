@@ -1,14 +1,14 @@
 // The mixing warps of the values kernel: exponentials of 8 rows to mixed probabilities, for the blocks of their heads.
 //
-// A warp multiplies [16 keys x 16 heads] of a row by that row's weights, post[g, h] times the scale of head g and row. Rows have
-// weights of their own, and a warp the same rows in all steps: its weights stay in registers. Column n of a product is head
+// A warp multiplies [16 keys x 16 heads] of a row by that row's weights, post[g, h] times the scale of head g and row. Each row
+// has its own weights, and a warp has the same rows in all steps: its weights stay in registers. Column n of a product is head
 // n % SLOTS of block n / SLOTS.
 #pragma once
 #include "values_layout.cuh"
 
 DEVICE int head_of(int rank, int slot) { return slot < OWN ? rank * OWN + slot : HEADS; }
 
-using RowWeights = uint32_t[8][2][2];  // of 8 rows, 8 columns each, 8 heads that come in each
+using RowWeights = uint32_t[8][2][2];  // of 8 rows, 8 columns each, from 8 input heads each
 
 DEVICE void load_weights(RowWeights& weights, const Arguments& args, const Block& block, int first_row) {
     const int lane = thread_index() % 32, in = lane % 4 * 2;
@@ -36,7 +36,7 @@ DEVICE void load_weights(RowWeights& weights, const Arguments& args, const Block
     }
 }
 
-// Where a lane stores its rows of matrices [head][8 keys]: in the planes of this block, or in what is sent to another.
+// Where a lane stores its rows of matrices [head][8 keys]: in this block's planes, or in the pieces for another block.
 struct Destination {
     uint32_t at, stage_pitch;
 
@@ -51,7 +51,7 @@ struct Destination {
 
 using Pairs = uint32_t[8][4];  // of 8 rows and 16 keys: matrices [head][8 keys], both halves of keys, then of heads
 
-// `from` is this lane's row of a row's matrices. All loads come before the first product, whose latency they would add up.
+// `from` is this lane's row of a row's matrices. All loads precede the first product, so that their latencies overlap.
 DEVICE void mix_keys(Pairs& pairs, uint32_t from, const RowWeights& weights) {
     uint32_t e[8][4];
 #pragma unroll
@@ -97,7 +97,7 @@ DEVICE void mix_units(const Arguments& args, const Block& block) {
             Pairs pairs;
             if (TILES == 1 || step < stored_steps) mix_keys(pairs, from ^ (keys * 32), weights);
             else clear(pairs);
-            if (i == 0) block.planes.wait_empty(step);  // in all blocks; what this one sent from here has arrived
+            if (i == 0) block.planes.wait_empty(step);  // in all blocks; the pieces that this one sent have arrived
 #pragma unroll
             for (int row = 0; row < 8; row++)
                 store_matrices_transposed((to + keys * 2 * EIGHT_PITCH) ^ (row * 16), pairs[row]);
@@ -106,7 +106,7 @@ DEVICE void mix_units(const Arguments& args, const Block& block) {
         __syncwarp();
         if (lane == 0) {
             barrier_arrive(block.units.empty(unit));
-            if (warp == 0) barrier_expect(full, (ROWS / 8 - GROUPS) * PIECE);  // what other blocks send
+            if (warp == 0) barrier_expect(full, (ROWS / 8 - GROUPS) * PIECE);  // from other blocks
             else barrier_arrive(full);
 #pragma unroll
             for (int i = 1; i < CLUSTER; i++) {

@@ -2,8 +2,8 @@
 #pragma once
 #include "values_layout.cuh"
 
-// What a warp group computes: with two tiles of 64 rows one of these and all heads of the block, else half of the heads. Of an
-// odd number both compute the one in the middle.
+// A warp group's part. With two tiles of 64 rows it has one tile and all heads of the block, else half of the heads. With an
+// odd number both compute the head in the middle.
 struct Share {
     int tile, first_head;  // the latter a place in the block
 
@@ -57,7 +57,7 @@ DEVICE void multiply_values(const Arguments& args, const Block& block, int warpg
                     right + bytes_on(product * SLABS * SLAB + keys * 16 * 128));
         }
         products_commit();
-        products_wait<0>();  // the other warp group's run meanwhile
+        products_wait<0>();  // the other warp group's products run meanwhile
         if (lane < CLUSTER) arrive_in_block(lane, block.planes.empty(step));
         if (lane == 0) barrier_arrive(block.values.empty(step));
     }
