@@ -44,7 +44,6 @@ struct Arguments {
 };
 
 // Eight threads copy a row of a tile: thread t takes chunks t % 8, t % 8 + 8, .. of rows t / 8, t / 8 + THREADS / 8, ..
-//
 
 // This thread's first chunk in rows from `row` on.
 DEVICE const uint16_t* chunk_of(const Rows& x, int batch, int head, int row) {

@@ -173,7 +173,7 @@ struct Consumer {
             large |= maxima[i] > subtracted[i] + MOST;
         }
         const bool rises = warpgroup_any(1 + group, large);
-        if (warp == 0 && lane == 0) barrier_arrive(shared + HANDED_AT + group * 8);  // all have stored and loaded carried scores
+        if (warp == 0 && lane == 0) barrier_arrive(shared + HANDED_AT + group * 8);  // all have stored and loaded these
         if (rises) raise(maxima);
         const uint32_t to = shared + PROBABILITIES_AT + group * PROBABILITIES + (warp * OF_WARP + lane / 4 * RUN) / 8 * 128 +
                             lane / 4 * RUN % 8 * 2 + lane % 4 * 32;

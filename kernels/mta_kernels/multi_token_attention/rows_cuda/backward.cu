@@ -4,18 +4,18 @@
 //   S[h] := sum over g of P[g] post[g, h]         dB[g] := sum over h of pre[h, g] dL[h]
 //   dpost[g, h] = sum over positions of P[g] dB[h],   dpre[h, g] = of dL[h] S[g]
 //
-// As forward.cu, with two buffers a row: once over it for delta, and for the sum of P, which is 1 but for the logsumexp's
-// rounding; and once to put the results where S and dB were. The gradients of the mixings have positions as the inner
-// dimension: their right side is P or dL, whose 8 x 8 matrices are transposed in registers. Each warp keeps its sums over
-// all its rows and writes them at the end, for a sum over all warps in a fixed order.
+// As forward.cu, with two buffers a row. The first pass over a row sums delta and P (the sum is 1 up to the logsumexp's
+// rounding); the second replaces S and dB by the results. The gradients of the mixings sum over positions: positions are
+// the inner dimension of a product whose right side is P or dL, with 8 x 8 matrices transposed in registers. Each warp
+// sums over all its rows and writes at the end; the sum over warps has a fixed order.
 //
-// A score takes 8 bytes of memory: 2.3 a cycle and SM, which could issue 56 instructions of a warp for 32 of them.
+// A score takes 8 bytes of memory: 2.3 scores a cycle and SM, which can issue 56 instructions of a warp for 32.
 #include "rows.cuh"
 
-// Sums over positions of products of heads: [EIGHTS of its columns] of each 16 rows, as `multiply` holds them.
+// Sums over positions of products of heads, as `multiply` holds them: EIGHTS of columns for each 16 rows.
 using Products = float[SQUARES][EIGHTS][4];
 
-// `products` += a tile [rows][positions] times pairs [positions][columns], where the tile is NaN if it is hidden.
+// `products` += a tile [rows][positions] times pairs [positions][columns]; masks a `hidden` tile, which may have NaN.
 DEVICE void add_products(Products& products, uint32_t tile, const uint32_t (&pairs)[EIGHTS][2], const Lane& lane, const Row& row,
                          int column, bool hidden) {
     uint32_t b[EIGHTS][2];
@@ -38,7 +38,7 @@ DEVICE void add_products(Products& products, uint32_t tile, const uint32_t (&pai
     }
 }
 
-// Puts the transpose [columns, rows] of a warp's sums times `unit` into `destination`, or adds it; none are left.
+// Stores, or adds, the transpose [columns, rows] of a warp's sums times `unit` to `destination`; clears the sums.
 DEVICE void take_products(float* destination, Products& products, float unit, bool adds) {
     const int lane = thread_index() % 32;
 #pragma unroll
@@ -52,10 +52,10 @@ DEVICE void take_products(float* destination, Products& products, float unit, bo
     }
 }
 
-// Beyond, the rounding of a logsumexp may exceed what an exponential can hold: the row's logits are summed again.
+// Beyond it, the rounding of a logsumexp may exceed the range of an exponential: the row's logits are summed again.
 constexpr float LARGE = 1 << 20;
 
-// Of a row, for this lane's heads.
+// A row's numbers for this lane's heads.
 struct Softmax {
     float logsumexp[EIGHTS][2];
     float inverse[EIGHTS][2];    // of the sum of probabilities
@@ -66,7 +66,7 @@ struct Softmax {
 #pragma unroll
         for (int i = 0; i < EIGHTS * 2; i++) {
             const int head = head_of(thread_index(), i / 2, i % 2);
-            // Logits of heads too many are mixed with weights of zero, or else are the last head's.
+            // Padding heads have logits mixed with zero weights, or else repeat the last head's.
             const float found = PRE_MIX && head >= HEADS ? 0 : source[min(head, HEADS - 1) * args.sums_head];
             logsumexp[i / 2][i % 2] = found == MINUS_INFINITY ? 0 : found;
         }
@@ -158,14 +158,14 @@ DEVICE void differentiate_row(const Arguments& args, const Row& row, Softmax& so
                 const float p = softmax.power(x[j / 4][j % 4], j / 4, j % 2) * softmax.inverse[j / 4][j % 2];
                 x[j / 4][j % 4] = p, dp[j / 4][j % 4] = p * (dp[j / 4][j % 4] - softmax.delta[j / 4][j % 2]);
             }
-            if (hidden) {  // of a row of NaN, too: others' keys stand beside its own
+            if (hidden) {  // even in a row of NaN: the tile has unseen keys, too
                 hide(x, row, column + 16 * i, 0);
                 hide(dp, row, column + 16 * i, 0);
             }
             uint32_t p[EIGHTS][2], dl[EIGHTS][2];
             round_pairs(p, x);
             round_pairs(dl, dp);
-            if (row.high - row.low == 1) {  // its probability is 1 whatever the scores, and not nearly 1
+            if (row.high - row.low == 1) {  // a single visible key has probability 1 exactly, whatever its score
 #pragma unroll
                 for (int j = 0; j < EIGHTS * 2; j++) dl[j / 2][j % 2] = 0;
             }
@@ -209,6 +209,6 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS)
 #endif
 #if CLUSTER > 1
     __syncwarp();
-    cluster_barrier();  // no block ends before what it sent has arrived
+    cluster_barrier();  // no block may end before its sends have arrived
 #endif
 }

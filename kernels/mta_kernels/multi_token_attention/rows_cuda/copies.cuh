@@ -4,7 +4,7 @@
 
 #if BULK
 
-// A lane of the copying warp has whole heads, so that what it loads into a buffer comes after what it stored from there.
+// A lane of the copying warp has whole heads, so that its loads into a buffer follow its own stores from there.
 
 DEVICE void load_row(const Arguments& args, const Row& row, uint32_t shared, int stage) {
     const int bytes = (row.stop - row.start) * 2, lane = thread_index() % 32;
@@ -44,7 +44,7 @@ DEVICE void store_row(const Arguments& args, const Row& row, uint32_t shared, in
     stores_commit();
 }
 
-// The copying warp: rows come into the stages in turn, and go when all warps are done with them.
+// The copying warp: loads rows into the stages in turn, and stores each when all warps have finished it.
 DEVICE void copy_rows(const Arguments& args, uint32_t shared, int cluster, int rank) {
     Turn coming, going;
     int stored = cluster;
@@ -53,7 +53,7 @@ DEVICE void copy_rows(const Arguments& args, uint32_t shared, int cluster, int r
         store_row(args, Row(args, stored, rank), shared, going.stage, rank);
         stored += args.clusters, going.next(args.stages);
     };
-    int waiting = 0;  // rows that have come, and not gone
+    int waiting = 0;  // rows that are loaded, and not yet stored
 #pragma unroll 1
     for (int index = cluster; index < args.all_rows; index += args.clusters) {
         if (waiting == args.stages) {
@@ -70,7 +70,7 @@ DEVICE void copy_rows(const Arguments& args, uint32_t shared, int cluster, int r
 
 #else
 
-// Without a copy engine all threads copy, and blocks that share an SM keep the memory busy for one another.
+// Without a copy engine all threads copy; several blocks an SM keep the memory busy.
 
 DEVICE void load_row(const Arguments& args, const Row& row, uint32_t shared) {
     const int lane = thread_index() % 32, units = (row.stop - row.start) / 8;

@@ -2,13 +2,13 @@
 //
 //   logits[h] = sum over g of pre[h, g] scores[g],   P = softmax(logits),   scores[h] := sum over g of P[g] post[g, h]
 //
-// A block, or a cluster of up to eight, has a row of all heads in shared memory: a block a segment of its columns. One
-// more warp has the copy engine bring rows and take them away, so that memory is busy while the others compute. These go
-// twice over the row: for its sums, which the blocks of a cluster exchange, and to put the results where the scores were.
-// Logits are computed twice: the tensor cores are idle anyway, and kept logits would have to be rounded.
+// A block, or a cluster of up to eight, has a row of all heads in shared memory: each block has a segment of its columns.
+// One more warp lets the copy engine load rows and store them, so that memory is busy while the other warps compute. They
+// pass over the row twice: for its sums, which the blocks of a cluster exchange, and to replace the scores by the
+// results. Logits are computed twice: the tensor cores are idle anyway, and stored logits would have to be rounded.
 //
-// A score takes 4 bytes of memory, so at 4.3 TB/s an SM of 132 has 4.6 a cycle to do, of 16 powers of two. It could issue
-// 4 x 32 / 4.6 = 28 instructions of a warp for 32 scores.
+// A score takes 4 bytes of memory, so at 4.3 TB/s an SM of 132 has 4.6 scores a cycle, and can do 16 powers of two. It
+// can issue 4 x 32 / 4.6 = 28 instructions of a warp for 32 scores.
 #include "rows.cuh"
 
 DEVICE void store_logsumexp(const Arguments& args, const Row& row, const Sums& sums) {
@@ -24,10 +24,10 @@ DEVICE void store_logsumexp(const Arguments& args, const Row& row, const Sums& s
 
 #if KEEP
 
-// Sums of exponentials over a warp's references that are large, but well within the range of bfloat16.
+// Large sums of exponentials over a warp's references, well within the range of bfloat16.
 constexpr float MOST = 1e18f;
 
-// The references become as large as the logits x of some more tiles; and what each was is put into `factors` over that.
+// Raises the references to the greatest of the logits x of some more tiles; `factors` rescale from the old references.
 DEVICE void raise_references(Sums& sums, float (&factors)[EIGHTS][2], const float (&x)[TILES][EIGHTS][4]) {
 #pragma unroll
     for (int i = 0; i < EIGHTS * 2; i++) {
@@ -43,7 +43,7 @@ DEVICE void raise_references(Sums& sums, float (&factors)[EIGHTS][2], const floa
     }
 }
 
-// A warp's columns from `first` on before `column`, at `buffer`, times the factors.
+// Multiplies a warp's columns from `first` on before `column`, at `buffer`, by the factors.
 DEVICE void scale_kept(uint32_t buffer, int first, int column, const Lane& lane, uint32_t scrap,
                        const float (&factors)[EIGHTS][2]) {
     __syncwarp();
@@ -60,11 +60,11 @@ DEVICE void scale_kept(uint32_t buffer, int first, int column, const Lane& lane,
         }
 }
 
-// As `mix_row` below, which computes logits twice: the first time over the row puts its exponentials where the scores
-// were, rounded as probabilities would be, and the second mixes these by weights that make them probabilities.
+// As `mix_row` below, with one computation of logits: the first pass over the row replaces the scores by exponentials,
+// rounded like probabilities. The second mixes these by weights that turn them into probabilities.
 DEVICE void mix_row_kept(const Arguments& args, const Row& row, uint32_t buffer, const Lane& lane, const Weights<false>& pre,
                          const Weights<true>& post, uint32_t shared, int rank, Turn& received) {
-    Sums sums;  // whose references all lanes of a warp agree upon
+    Sums sums;  // all lanes of a warp have the same references
 #pragma unroll
     for (int i = 0; i < EIGHTS * 2; i++) sums[i / 2][i % 2] = {OfPowers::NOTHING, 0};
     const int first = thread_index() / 32 * COLUMNS, stop = row.stop - row.start;
@@ -187,6 +187,6 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS) mix_ro
 #endif
 #if CLUSTER > 1
     __syncwarp();
-    cluster_barrier();  // no block ends before what it sent has arrived
+    cluster_barrier();  // no block may end before its sends have arrived
 #endif
 }

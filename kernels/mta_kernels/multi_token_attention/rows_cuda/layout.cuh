@@ -1,14 +1,14 @@
-// What the row kernels are given, which columns a block has of a row, and what is where in shared memory.
+// The arguments of the row kernels, the columns of a row that a block has, and the layout of shared memory.
 //
 // Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEADS up to 64; CLUSTER blocks that
-// share a row; WARPS that compute; BULK, whether one more warp has rows copied by the copy engine (sm_90 and later);
+// share a row; WARPS that compute; BULK, whether one more warp copies rows by the copy engine (sm_90 and later);
 // PRE_MIX, whether scores are mixed; OPERANDS, 1 or with gradients 2; BLOCKS an SM, which bounds the registers.
 #pragma once
 #include <matrix.cuh>
 #include <rows_instructions.cuh>
 
 constexpr int COMPUTING = 32 * WARPS, THREADS = COMPUTING + 32 * BULK;
-constexpr int SQUARES = (HEADS + 15) / 16;  // products are of 16 x 16 heads: heads too many have weight 0
+constexpr int SQUARES = (HEADS + 15) / 16;  // products are of 16 x 16 heads: padding heads have weight 0
 constexpr int PADDED = 16 * SQUARES;
 constexpr int EIGHTS = 2 * SQUARES;         // a lane has two heads of every eight
 constexpr int MOST_STAGES = 4;
@@ -40,10 +40,10 @@ struct Arguments {
     int clusters;                   // that share the rows
     int pitch, stages;
     float* parts;                   // [blocks, WARPS, 2, HEADS, HEADS]: gradients of pre and of post
-    const float* loss_scale;        // that gradients are times: of a sequence, or with documents of a position; or none
+    const float* loss_scale;        // of the gradients: of a sequence, or with documents of a position; or none
 };
 
-// One row of the scores, all heads: its visible columns, and those that this block has.
+// One row of the scores, all heads: its visible columns, and this block's part of them.
 struct Row {
     int sequence, number;
     int low, high;    // visible
@@ -65,7 +65,7 @@ struct Row {
         const int segment = ((end - first + CLUSTER - 1) / CLUSTER + 63) & ~63;
         start = min(first + rank * segment, end), stop = min(start + segment, end);
     }
-    // What a stored gradient of one is worth.
+    // One over the loss scale of the stored gradients.
     DEVICE float gradient_unit(const Arguments& args) const {
         return args.loss_scale ? 1 / args.loss_scale[args.documents ? args.first_position + number : sequence] : 1;
     }
@@ -73,7 +73,7 @@ struct Row {
     DEVICE int64_t head_stride(const Arguments& args) const { return args.rows * args.ld; }
 };
 
-// The columns of a row that are written, zeros where it does not see: all, or those that the products of its block read.
+// The columns of a row that are written, zeros where it does not see: all, or only those that its block's products read.
 struct Stored {
     int from, to;
 
@@ -90,7 +90,7 @@ DEVICE uint32_t stage_at(const Arguments& args, uint32_t shared, int stage, int 
     return shared + STAGES_AT + (stage * OPERANDS + operand) * HEADS * args.pitch;
 }
 
-// Goes through the stages, and counts how often around.
+// Steps through the stages, and counts the rounds.
 struct Turn {
     int stage = 0, round = 0;
     DEVICE void next(int stages) {

@@ -1,13 +1,13 @@
-// Heads mixed on the tensor cores: tiles of 16 positions of all heads from shared memory and back.
+// Mixes heads on the tensor cores: tiles of 16 positions of all heads from shared memory and back.
 //
-// A product of 16 x 8 numbers gives lane t those of row t / 4 and 8 further, columns 2 (t % 4) and the next (mma.cuh):
+// A product of 16 x 8 numbers gives lane t rows t / 4 and 8 further, columns 2 (t % 4) and the next (mma.cuh):
 //   mixed    [positions x heads] = scores^T weights^T     scores lie as [heads][positions]: transposed as they are loaded
-//   mixed    as 16-bit pairs is what a second product takes as its right side [heads x positions]
+//   mixed    as 16-bit pairs is the right side of a second product [heads x positions]
 //   results  [heads x positions] = weights mixed^T        which goes back to where the scores were
 #pragma once
 #include "layout.cuh"
 
-// A matrix [HEADS, HEADS] to shared memory, rounded, with zeros around it.
+// A matrix [HEADS, HEADS] to shared memory, rounded, padded with zeros.
 DEVICE void load_weights(const Matrix& matrix, uint32_t destination) {
     for (int i = thread_index(); i < PADDED * PADDED; i += THREADS) {
         const int row = i / PADDED, column = i % PADDED;
@@ -46,8 +46,8 @@ template <bool Transposed> struct Weights {
     }
 };
 
-// Where a lane finds its row of a tile's 8 x 8 matrices, [heads][positions]: of every 16 heads, from the buffer's start.
-// Heads too many are the last one, whose weight there is zero.
+// This lane's row of a tile's 8 x 8 matrices, [heads][positions]: for every 16 heads, from the buffer's start. Padding
+// heads repeat the last one; their weight is zero.
 struct Lane {
     uint32_t across[SQUARES];  // matrices in the order of a transposed left side: both halves of positions, then of heads
     uint32_t along[SQUARES];   // in the order of a left side: both halves of heads, then of positions
@@ -91,13 +91,13 @@ DEVICE void mix(float (&x)[EIGHTS][4], uint32_t tile, const Lane& lane, const We
     }
 }
 
-// x rounded: pairs of heads of positions lane / 4 and 8 further.
+// Rounds x to pairs of heads, at positions lane / 4 and 8 further.
 DEVICE void round_pairs(uint32_t (&pairs)[EIGHTS][2], const float (&x)[EIGHTS][4]) {
 #pragma unroll
     for (int i = 0; i < EIGHTS * 2; i++) pairs[i / 2][i % 2] = pack<ELEMENT>(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
 }
 
-// 16 x 16 numbers [heads][positions] to a tile, as a product gives them: both halves of heads, then of positions.
+// Stores 16 x 16 numbers [heads][positions] of a product to a tile: both halves of heads, then of positions.
 DEVICE void store_square(uint32_t tile, int square, const uint32_t (&pairs)[4], const Lane& lane, uint32_t scrap) {
 #if BULK
     const int head = 16 * square + thread_index() / 8 % 2 * 8 + thread_index() % 8;
@@ -111,7 +111,7 @@ DEVICE void store_square(uint32_t tile, int square, const uint32_t (&pairs)[4], 
 #endif
 }
 
-// Pairs of heads, as `round_pairs` gives them, to a tile and back.
+// Loads pairs of heads, as `round_pairs` makes them, from a tile, and stores them to it.
 DEVICE void load_pairs(uint32_t (&pairs)[EIGHTS][2], uint32_t tile, const Lane& lane) {
 #pragma unroll
     for (int square = 0; square < SQUARES; square++) {
@@ -138,8 +138,7 @@ DEVICE uint32_t scaled(uint32_t pair, const float (&scale)[2]) {
     return pack<ELEMENT>(low_half(pair) * scale[0], high_half(pair) * scale[1]);
 }
 
-// Weights [out, in], each times the scale of the head that comes in: of a lane's heads 2 (t % 4) and the next of every
-// eight.
+// Weights [out, in], each times the scale of the input head: of a lane's heads 2 (t % 4) and the next of every eight.
 struct ScaledWeights {
     uint32_t held[SQUARES][SQUARES][4];
     template <bool Transposed> DEVICE ScaledWeights(const Weights<Transposed>& weights, const float (&scale)[EIGHTS][2]) {
@@ -157,7 +156,7 @@ struct ScaledWeights {
     }
 };
 
-// The pairs mixed by weights [out, in] to a tile.
+// Mixes the pairs by weights [out, in] to a tile.
 template <class OfWeights>
 DEVICE void mix_back(uint32_t tile, const uint32_t (&pairs)[EIGHTS][2], const Lane& lane, uint32_t scrap,
                      const OfWeights& weights) {

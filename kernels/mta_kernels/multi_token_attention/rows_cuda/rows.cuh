@@ -1,10 +1,10 @@
-// The frame of both kernels: what a block prepares, and the rows that its cluster takes in turn.
+// The common frame of both kernels: a block's setup, and the loop over the rows of its cluster.
 #pragma once
 #include "copies.cuh"
 #include "mixing.cuh"
 #include "sums.cuh"
 
-constexpr int COLUMNS = 16 * TILES;  // that a warp has in registers at once
+constexpr int COLUMNS = 16 * TILES;  // columns that a warp holds in registers at once
 static_assert(64 % COLUMNS == 0, "segments are units of 64");
 
 DEVICE void prepare_block(const Arguments& args, uint32_t shared) {
@@ -24,12 +24,12 @@ DEVICE void prepare_block(const Arguments& args, uint32_t shared) {
 #endif
     __syncthreads();
 #if CLUSTER > 1
-    cluster_barrier();  // no block sends to another before its barriers are there
+    cluster_barrier();  // a block must not send before the others' barriers exist
 #endif
 }
 
-// Has `compute(row, prepared, buffers)` called for each row by the computing warps, with what `prepare(row)` gave while the
-// row was on its way, and the address of its buffers.
+// Calls `compute(row, prepared, buffers)` for each row in the computing warps. `prepare(row)` runs while the row is in
+// flight, and returns `prepared`; `buffers` is the address of the row's buffers.
 template <class Prepare, class Compute>
 DEVICE void for_rows(const Arguments& args, uint32_t shared, int rank, int cluster, Prepare prepare, Compute compute) {
 #if BULK
@@ -54,7 +54,7 @@ DEVICE void for_rows(const Arguments& args, uint32_t shared, int rank, int clust
     }
 }
 
-// Of a tile's positions, lane / 4 and 8 further: `instead` where the row does not see them.
+// Sets a tile's positions lane / 4 and 8 further to `instead` where the row does not see them.
 DEVICE void hide(float (&x)[EIGHTS][4], const Row& row, int column, float instead = MINUS_INFINITY) {
     const int position = column + thread_index() % 32 / 4;
     const bool seen[2] = {row.sees(position), row.sees(position + 8)};
@@ -62,10 +62,10 @@ DEVICE void hide(float (&x)[EIGHTS][4], const Row& row, int column, float instea
     for (int i = 0; i < EIGHTS * 4; i++)
         if (!seen[i % 4 / 2]) x[i / 4][i % 4] = instead;
 }
-// Whether a row does not see all of the columns that a warp has at once.
+// Whether the row does not see all of the columns that a warp holds at once.
 DEVICE bool some_hidden(const Row& row, int column) { return column < row.low || column + COLUMNS > row.high; }
 
-// The sums with the logits x of some more tiles.
+// Adds the logits x of some more tiles to the sums.
 DEVICE void add_logits(Sums& sums, const float (&x)[TILES][EIGHTS][4]) {
     float greatest[EIGHTS][2];
     bool grows = false;
@@ -75,7 +75,7 @@ DEVICE void add_logits(Sums& sums, const float (&x)[TILES][EIGHTS][4]) {
 #pragma unroll
         for (int j = 1; j < 2 * TILES; j++) found = fmaxf(found, x[j / 2][i / 2][i % 2 + j % 2 * 2]);
         greatest[i / 2][i % 2] = found;
-        grows |= greatest[i / 2][i % 2] > sums[i / 2][i % 2].x + 22;  // below, sums and their rounding are as good
+        grows |= greatest[i / 2][i % 2] > sums[i / 2][i % 2].x + 22;  // a smaller growth costs no accuracy
     }
     if (__any_sync(~0u, grows)) {
 #pragma unroll

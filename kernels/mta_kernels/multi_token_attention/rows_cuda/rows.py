@@ -1,4 +1,4 @@
-"""Launches the row kernels: which plan a shape takes, how many blocks share the rows, and the kernels' arguments."""
+"""Launches the row kernels: the plan of a shape, how many blocks share the rows, and the kernels' arguments."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from mta_kernels.nvrtc.structures import ELEMENTS, fields
 
 FOLDER = Path(__file__).parent
 CLUSTERS = (1, 2, 4, 8, 16)  # blocks that share a row
-PORTABLE = 8  # at most, unless one allows more, which an H100 has
+PORTABLE = 8  # at most, unless a kernel allows more; an H100 has 16
 MOST_HEADS = {False: 64, True: 32}  # forward, and backward, whose sums of all pairs of heads must fit into registers
-# Stages, blocks an SM and warps that were best of those measured on an H200, best first: forward and backward.
+# Stages, blocks an SM and warps that were fastest on an H200, best first: forward and backward.
 MEASURED = {False: ((2, 3, 4), (1, 3, 7)), True: ((2, 3, 4), (3, 1, 11))}
-RESERVED = 1024  # bytes of shared memory that each block costs beside its own
+RESERVED = 1024  # bytes of shared memory that each block needs besides its own
 THREADS_AN_SM = 1536  # of sm_86 to sm_120; others have 2048
 MOST_BLOCKS = 16  # an SM
 
@@ -35,7 +35,7 @@ MOST_BLOCKS = 16  # an SM
 class RowConstants:
     """The constants of a kernel.
 
-    `bulk` has the copy engine bring the rows, `blocks` an SM bounds the registers of a thread.
+    `bulk` lets the copy engine load the rows; `blocks` an SM bounds the registers of a thread.
     """
 
     dtype: torch.dtype
@@ -54,14 +54,14 @@ class RowConstants:
 
     @functools.cached_property
     def fixed_bytes(self) -> int:
-        """Of shared memory before the stages, as layout.cuh lays it out."""
+        """Bytes of shared memory before the stages, as layout.cuh lays them out."""
         padded = -(-self.heads // 16) * 16
         pairs = (self.warps + 2 * self.cluster) * padded * 8
         return -(-(112 + 1024 + 2 * padded * (2 * padded + 16) + pairs) // 128) * 128
 
     @property
     def kept(self) -> bool:
-        """Whether a forward keeps exponentials: over any reference, bfloat16 has the range for them, float16 not."""
+        """Whether a forward keeps exponentials: over any reference they fit the range of bfloat16, not of float16."""
         return self.bulk and not self.backward and self.dtype == torch.bfloat16 and self.heads <= 32
 
     def source(self, architecture: str) -> Source:
@@ -82,7 +82,7 @@ class RowConstants:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """Constants, the columns of a row that a block has room for, and how many rows it has at a time."""
+    """Constants, the columns of a row that fit a block, and how many rows it has at a time."""
 
     constants: RowConstants
     segment: int
@@ -100,7 +100,7 @@ class RowPlan:
         return constants.fixed_bytes + self.stages * (1 + constants.backward) * constants.heads * self.pitch
 
     def blocks_an_sm(self, shared_memory: int) -> int:
-        """How many run at once where a block may have so much shared memory, and an SM `RESERVED` more."""
+        """Blocks that an SM runs at once, with so much shared memory for a block and `RESERVED` more for an SM."""
         room = (shared_memory + RESERVED) // (self.shared_memory + RESERVED)
         return max(0, min(room, MOST_BLOCKS, THREADS_AN_SM // self.constants.threads))
 
@@ -111,7 +111,7 @@ def plan_on(
 ) -> RowPlan | None:  # fmt: skip
     """The plan for rows of up to `keys` columns, or None if they do not fit into the shared memory of such a GPU.
 
-    A block may have `shared_memory` bytes. `mixed` says whether there are mixings before and after the softmax.
+    A block may have `shared_memory` bytes. `mixed` is whether there are mixings before and after the softmax.
     """
     for plan in _plans(capability, dtype, heads, keys, backward, mixed):
         if plan.blocks_an_sm(shared_memory) >= plan.constants.blocks:
@@ -122,10 +122,10 @@ def plan_on(
 def _plans(
     capability: tuple[int, int], dtype: torch.dtype, heads: int, keys: int, backward: bool, mixed: tuple[bool, bool]
 ) -> Iterator[RowPlan]:
-    """The best first.
+    """Candidate plans, the best first.
 
-    Rows come while others are computed, several blocks an SM keep its memory busy, and small clusters wait less for
-    each other.
+    Loads of rows overlap with computation, several blocks an SM keep its memory busy, and blocks of small clusters wait
+    less for each other.
     """
     wide = backward and heads > 16  # whose sums take 64 registers of each thread
     clusters = [x for x in CLUSTERS if x == 1 or 9 <= capability[0] < (12 if x <= PORTABLE else 10)]
@@ -148,7 +148,7 @@ def segment_of(keys: int, cluster: int) -> int:
 
 
 def warps_of(segment: int, heads: int, blocks: int, wide: bool) -> int:
-    """Warps that compute: so many that each has about 128 columns of 16 heads, or more."""
+    """Warps that compute: enough that each has about 128 columns of 16 heads, or more."""
     wanted = segment * -(-heads // 16) // 128
     most = 4 if blocks == 3 else 8
     if wide:  # each quarter of an SM has the registers of two of its warps, the copying one among them
@@ -195,16 +195,16 @@ def mix_rows(
     keys: int, causal: bool, documents: Tensor | None = None, block: int = 0, plan: RowPlan | None = None,
     clusters: int | None = None,
 ) -> None:  # fmt: skip
-    """Put mixed probabilities in the place of a chunk's scores, and write each row's logsumexp.
+    """Replace a chunk's scores by mixed probabilities, and write each row's logsumexp.
 
     `scores [B, H, R, ld]` is contiguous, fp16 or bf16, at a multiple of 16 bytes, with `ld` a multiple of 8 from `keys`
-    on. Row r is of position `first_position + r`. It sees the first `keys` columns, if `causal` those up to its
-    position, and of `documents [2, N]` (int32: the first position of each one's document, and one past its last) its
-    own. What it does not see may be NaN before and is zero after: in all columns, or with `block`, rows and columns
-    that products read at a time, in all whole blocks that some row of its block sees.
+    on. Row r has position `first_position + r`. It sees the first `keys` columns, with `causal` only up to its
+    position, and with `documents [2, N]` (int32: for each position its document's first, and one past its last) only
+    its document. Columns that it does not see may be NaN before and are zero after. These zeros go to all columns; with
+    `block`, the rows and columns that products read at a time, to all whole blocks that some row of its block sees.
     `pre_mix [H, H]` (out, in) mixes the scores, `post_mix [H, H]` (in, out) the probabilities; each may be None,
     float32 (then rounded) or of the scores' dtype.
-    `logsumexp_out [B, H, R]` is float32 of any strides. `plan` and `clusters` override what would be chosen, for
+    `logsumexp_out [B, H, R]` is float32 of any strides. `plan` and `clusters` override the chosen ones, for
     measurements. Raises ValueError where `shape_unsupported` has a reason, or for scores of another layout.
     """
     _run(
@@ -218,19 +218,19 @@ def mix_rows_backward(
     first_position: int, keys: int, causal: bool, documents: Tensor | None = None, loss_scale: Tensor | None = None,
     block: int = 0, plan: RowPlan | None = None, clusters: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """The backward of `mix_rows`, in place: gives the gradients `[H, H]` (float32) of both mixings, None where none is.
+    """The backward of `mix_rows`, in place: returns the gradients `[H, H]` (float32) of both mixings, or None for none.
 
-    `scores`, as `mix_rows` takes them, become the mixed probabilities; `grad_probabilities`, the gradients of those and
-    laid out as the scores, become the gradients of the scores. They are times `loss_scale` (float32) of each sequence,
-    or with documents of each position, which the mixings' are not. `logsumexp [B, H, R]` is what `mix_rows` wrote; the
-    rest and errors are as there. The same call gives the same bits.
+    `scores`, as `mix_rows` takes them, become the mixed probabilities. `grad_probabilities`, their gradients in the
+    same layout, become the gradients of the scores. They are times `loss_scale` (float32) of each sequence, or with
+    documents of each position; the mixings' gradients are not. `logsumexp [B, H, R]` is the result of `mix_rows`; the
+    other arguments and errors are as there. The same call gives the same bits.
     """
     parts = _run(
         scores, grad_probabilities, pre_mix, post_mix, logsumexp, first_position, keys, causal, documents, loss_scale,
         block, plan, clusters,
     )  # fmt: skip
     assert parts is not None
-    # Two sums, as results of an operator share no memory.
+    # Two sums, as results of an operator must not share memory.
     dpre, dpost = (None if mix is None else x.sum(0) for mix, x in ((pre_mix, parts[:, 0]), (post_mix, parts[:, 1])))
     return dpre, dpost
 
@@ -240,7 +240,7 @@ def _run(
     first_position: int, keys: int, causal: bool, documents: Tensor | None, loss_scale: Tensor | None,
     block: int, plan: RowPlan | None, clusters: int | None,
 ) -> Tensor | None:  # fmt: skip
-    """One launch; gives the warps' parts of the gradients of both mixings, `[warps, 2, H, H]`, of a backward."""
+    """One launch; for a backward returns the warps' parts of both mixings' gradients, `[warps, 2, H, H]`."""
     batch, heads, rows, ld = scores.shape
     device, backward = scores.device, gradients is not None
     mixed = (pre_mix is not None, post_mix is not None)
@@ -307,11 +307,11 @@ def kernel(constants: RowConstants, device: torch.device) -> Any:
 
 @functools.cache
 def clusters_at_once(plan: RowPlan, device: torch.device) -> int:
-    """Clusters that run at the same time: where they take their rows in turn, more would come after the others."""
+    """Clusters that run at the same time: each takes rows in turn, so more would only start after the others."""
     constants = plan.constants
     if gpu := planned.gpu_at(device.index):
         shape = constants.cluster, constants.threads, plan.shared_memory
-        return planned.clusters_at_once(gpu, *shape, constants.blocks)  # the compiler leaves registers for these
+        return planned.clusters_at_once(gpu, *shape, constants.blocks)  # the compiler leaves registers for so many
     loaded = kernel(constants, device)
     if constants.cluster > 1:
         return driver.clusters_at_once(loaded, constants.cluster, constants.threads, plan.shared_memory, device.index)

@@ -1,5 +1,5 @@
-// Instructions that the row kernels need beside those of nvrtc/mma.cuh and bulk.cuh. Tests run the kernels on a CPU
-// with a twin, tests/emulator/rows_instructions.cuh. Sections and names follow the PTX ISA, 8.5.
+// Instructions that the row kernels need besides nvrtc/mma.cuh and bulk.cuh. Tests run the kernels on a CPU with a
+// twin, tests/emulator/rows_instructions.cuh. Sections and names follow the PTX ISA, 8.5.
 #pragma once
 #include <mma.cuh>
 #if BULK  // sm_90 and later
@@ -12,7 +12,7 @@
 #define IN_CLUSTERS
 #endif
 
-// Shared memory, beside mma.cuh's.
+// Shared memory, besides mma.cuh's.
 
 DEVICE float2 load_shared_pair(uint32_t address) {
     float2 pair;
@@ -51,7 +51,7 @@ DEVICE void stores_wait() {  // until this thread's stores have read shared memo
 DEVICE void cluster_barrier() {  // of all threads of all its blocks
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// A pair to an address of shared memory in block `rank` of the cluster, counted there by a barrier as 8 bytes.
+// Sends a pair to an address of shared memory in block `rank` of the cluster, where a barrier counts it as 8 bytes.
 DEVICE void send(int rank, uint32_t address, float2 pair, uint32_t barrier) {
     asm volatile(
         "{\n"

@@ -1,4 +1,4 @@
-// Two sums a head over all columns of a row: of the lanes, the warps and the blocks that have them.
+// Two sums a head over all columns of a row: merged over lanes, warps and blocks.
 #pragma once
 #include "layout.cuh"
 
@@ -11,8 +11,8 @@ DEVICE int head_of(int lane, int eight, int i) { return eight * 8 + lane % 4 * 2
 
 DEVICE float exponential(float logit, float reference) { return exp2_fast((logit - reference) * LOG2_E); }
 
-// x is the greatest logit so far, or near to it; y is the sum of exp(logit - x). Logits are subtracted before they are
-// scaled to powers of two: the greatest one's difference is zero however large it is, and never overflows.
+// x is the greatest logit so far, or close to it; y is the sum of exp(logit - x). Logits are subtracted before the
+// scale to powers of two: the greatest one's difference is zero however large it is, and never overflows.
 struct OfPowers {
     static constexpr float NOTHING = -3e38f;  // x of no logits: exp(NOTHING - NOTHING) is a number
     DEVICE static float2 merge(float2 a, float2 b) {
@@ -28,8 +28,8 @@ DEVICE float2 from_lane(float2 pair, int other) {
     return {__shfl_xor_sync(~0u, pair.x, other), __shfl_xor_sync(~0u, pair.y, other)};
 }
 
-// Each thread's sums become those of the whole row, the same in all blocks of the cluster. `received` counts the rows:
-// blocks send into one half of the space for all blocks' sums while others may still read the other.
+// Merges each thread's sums into the whole row's, the same in all blocks of the cluster. `received` counts the rows:
+// blocks send into one half of the buffer of all blocks' sums while others may still read the other half.
 template <class Of> DEVICE void merge_sums(Sums& sums, uint32_t shared, int rank, Turn& received) {
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     const uint32_t of_warps = shared + OF_WARPS_AT;

@@ -1,1 +1,1 @@
-"""The whole multi-token attention in Triton: chunks of query rows whose scores are stored once, in stages."""
+"""The whole multi-token attention in Triton: stages over chunks of query rows, whose scores are stored once."""

@@ -1,4 +1,4 @@
-"""The Triton backend of the whole operation: what it runs where, and its stages, which are imported when they run."""
+"""The Triton backend of the whole operation: what it supports, and its stages, which are imported when they run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mta_kernels.multi_token_attention import separate_heads
 from mta_kernels.multi_token_attention.mixers import MixerGradients, Mixers
 from mta_kernels.operation import ONE_TAP, Convolution, Operation
 
-HEADS, QUERY_TAPS, KEY_TAPS = 64, 8, 17  # at most; decode takes more taps, those of `size_unsupported`
+HEADS, QUERY_TAPS, KEY_TAPS = 64, 8, 17  # at most; decode takes more taps: see `size_unsupported`
 
 
 def why_not(request: Request) -> str | None:
@@ -57,7 +57,7 @@ def _decode_does_not_fit(request: Request) -> str | None:
 
 
 def _shape_unsupported(request: Request) -> str | None:
-    # Not `in`, which torch.compile cannot ask of a symbol.
+    # Not `in`: torch.compile cannot evaluate it for a symbol.
     if not HEAD_DIMS.start <= request.head_dim < HEAD_DIMS.stop:
         return f"head_dim {request.head_dim} is outside {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
     operation = request.operation
@@ -82,7 +82,7 @@ def _taps_unsupported(convolution: Convolution | None) -> str | None:
 
 
 def rank(request: Request) -> int:
-    """Among those that can run a request: any that is faster somewhere ranks itself before."""
+    """The rank among backends that can run a request: a backend that is faster somewhere ranks before this one."""
     return 2
 
 

@@ -1,7 +1,7 @@
-"""The backward: chunks of rows through the stages of the forward, and those of their gradients.
+"""The backward: chunks of rows through the forward's stages and through the gradients of these stages.
 
-All that the forward had in between is computed again from the logsumexp of the rows. A chunk has the rows above that
-its own rows depend on, and those below which depend on them: these are computed again in the next chunk.
+It recomputes the forward's intermediate results from the rows' logsumexp. A chunk has a halo: the rows above that its
+own rows depend on, and the rows below that depend on these. The next chunk computes the rows below again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def mixed_attention_backward(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, logsumexp: Tensor, grad_out: Tensor, *,
     documents: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Mixers]:  # fmt: skip
-    """Gradients of q, k, v and the mixers, in their dtypes: an `Backend.backward`."""
+    """Gradients of q, k, v and the mixers, in their dtypes: a `Backend.backward`."""
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
     dq, dk, dv = (new_empty(x, x.shape) for x in (q, k, v))
@@ -52,7 +52,7 @@ def mixed_attention_backward(
         of_rows = loss_scale[:, None, None, None] if documents is None else loss_scale[key_rows - query_rows :, None]
         grad_out = (grad_out * of_rows).to(q.dtype)
     q, k, v, grad_out = (rows_of(x) for x in (q, k, v, grad_out))
-    # A product for dv has rows of several documents, at probabilities of zero for all but one.
+    # A tile of rows for dv may include several documents; the others' probabilities are zero, so grad must be finite.
     finite_grad = grad_out if documents is None else rows_of(grad_out.where(grad_out.isfinite(), 0))
     halo = halo_rows(operation)
     large = has_large_memory(q.device)
@@ -62,17 +62,17 @@ def mixed_attention_backward(
     if len(plan) > 1:
         sums = new_empty(q, 2, sequences, kv_heads, key_rows, head_dim, dtype=torch.float32).unbind()
     else:
-        sums = dk, dv  # nothing is added up
+        sums = dk, dv  # there is nothing to add up
     steps = Stages(operation, mixers, q, sequences, plan)
     size = max(math.prod(chunk.shape) for chunk in plan) * sequences * heads
     memories = new_empty(q, steps.buffers, size).unbind()
-    if operation.post_conv is not None:  # that of coarse rows is computed again
+    if operation.post_conv is not None:  # the backward recomputes the logsumexp of coarse rows
         logsumexp = logsumexp.clone(memory_format=torch.contiguous_format)
     for first in range(0, batch, sequences):
         part = slice(first, first + sequences)
         dk_sums, dv_sums = (x[: q[part].shape[0]] for x in sums)
         scale = loss_scale if loss_scale is None or documents is not None else loss_scale[part]
-        summed_keys = 0  # of chunks before
+        summed_keys = 0  # of the chunks before
         for chunk in plan:
             buffers = [chunk.buffer(memory, q[part].shape[0], heads) for memory in memories]
             score_product(q[part], k[part], buffers[0], chunk, operation.scale)
@@ -93,12 +93,12 @@ def mixed_attention_backward(
 
 
 class Stages:
-    """What is between the products: from scores and gradients of mixed probabilities to gradients of scores."""
+    """The stages between the products: from scores and gradients of mixed probabilities to gradients of scores."""
 
     def __init__(self, operation: Operation, mixers: Mixers, q: Tensor, sequences: int, plan: list[Chunk]) -> None:
         self.mixers = mixers
         self.mixings = MixingGradients(q, q.shape[1])
-        self.rebuild, self.convolve_before = None, None  # one of them, where there is a convolution before
+        self.rebuild, self.convolve_before = None, None  # at most one of them, if there is a convolution before
         if mixers.pre_conv is not None and stages.recomputes_probabilities(
             operation, stages.cuda_gpu(q.device), q.dtype, q.shape[1]
         ):
@@ -126,9 +126,9 @@ class Stages:
     ) -> Tensor:  # fmt: skip
         """The gradient of a chunk's scores: one of its `buffers [B, H, rows, pitch]`.
 
-        The first two hold the scores and the gradient of the mixed probabilities, times `loss_scale`, which the
-        gradients of mixers are summed without. The mixed probabilities are computed again, and
-        `use_probabilities` is called with them, before they are overwritten.
+        The first two hold the scores and the gradient of the mixed probabilities, times `loss_scale`; the gradients of
+        mixers are summed without it. The mixed probabilities are computed again, and `use_probabilities` receives them
+        before they are overwritten.
         """
         pre_mix, post_mix = self.mixers.pre_mix, self.mixers.post_mix
         scores, grad, *others = buffers
@@ -145,7 +145,7 @@ class Stages:
         else:
             probabilities, mixed = others
             where, own = rows_of_chunk(chunk, loss_scale), {"above": chunk.above, "owned": chunk.owned}
-            # What is rounded is to be corrected; the logsumexp of rows of the halo, too.
+            # Corrections for rounding, and for the logsumexp of rows of the halo, too.
             corrections = empty(2, *scores.shape[:3], dtype=torch.float32, device=scores.device)
             sums, made = None, (probabilities, logsumexp, where)
             if self.heads is not None and self.rebuild is not None:
@@ -166,7 +166,7 @@ class Stages:
             delta = self.after.add(probabilities, grad, mixed, chunk, loss_scale)
             grad, free = mixed, grad
             if self.heads is not None and delta is not None:
-                # Over what these add up to, as mix_rows_backward does.
+                # Divided by the probabilities' sum, as in mix_rows_backward.
                 delta /= corrections[1]
                 self.heads.differentiate(convolved, grad, logsumexp, corrections[0], delta, where, **own)
             else:
@@ -198,7 +198,7 @@ class Stages:
 
 
 def _mixings(operation: Operation, mixers: Mixers, q: Tensor, sequences: int, plan: list[Chunk]) -> HeadMixings:
-    """CUDA's mixings of chunks of `plan`, of up to `sequences` sequences each."""
+    """CUDA's mixings of the chunks of `plan`, of up to `sequences` sequences each."""
     pre_mix, post_mix, taps, conv = mixers.pre_mix, mixers.post_mix, mixers.post_conv, operation.post_conv
     if pre_mix is None or post_mix is None or taps is None or conv is None:
         raise ValueError("the kernels in which heads meet need both mixings, and taps after the softmax")
@@ -209,14 +209,14 @@ def _mixings(operation: Operation, mixers: Mixers, q: Tensor, sequences: int, pl
 def gradient_scale(grad_out: Tensor, v: Tensor, mixers: Mixers, documents: Tensor | None) -> Tensor | None:
     """Powers of two that keep the gradients of scores within float16, float32; None for other dtypes.
 
-    One a sequence, `[B]`, or with documents the same at all positions of each, `[N]`: what others hold has no say. One
-    for all heads, which the mixings bring together. Nor have rows that are not finite: their gradients are not.
+    One for each sequence, `[B]`, or with documents the same at all positions of each, `[N]`: other sequences and
+    documents have no influence. One for all heads, which the mixings connect. Rows that are not finite are ignored.
     """
     if grad_out.dtype != torch.float16:
         return None
 
     def lengths(x: Tensor) -> Tensor:
-        """The largest of any head at each position, `[B, N]`."""
+        """The largest norm of any head at each position, `[B, N]`."""
         found = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)
         return found.where(found.isfinite(), 0.0).amax(1)
 
@@ -224,12 +224,12 @@ def gradient_scale(grad_out: Tensor, v: Tensor, mixers: Mixers, documents: Tenso
         return x.amax(1) if documents is None else largest_of_documents(x, documents)[0]
 
     length, value = largest(lengths(grad_out)), largest(lengths(v))
-    # A softmax's gradient is at most twice its probabilities': by how much each step may enlarge what it is given.
+    # A softmax's gradient is at most twice its probabilities'; `growth` bounds by how much each step enlarges it.
     growth = torch.full_like(length, 2.0)
     for taps in (mixers.pre_conv, mixers.post_conv):
         if taps is not None:
             growth *= taps.float().abs().sum((1, 2)).amax().clamp_min(1.0)
-    for mix, dim in ((mixers.pre_mix, -2), (mixers.post_mix, -1)):  # back from the heads that come out
+    for mix, dim in ((mixers.pre_mix, -2), (mixers.post_mix, -1)):  # sums over the output heads
         if mix is not None:
             growth *= mix.float().abs().sum(dim).amax().clamp_min(1.0)
     scale = LARGEST_GRADIENT / (length.clamp_min(1e-10) * (value * growth).clamp_min(1.0))

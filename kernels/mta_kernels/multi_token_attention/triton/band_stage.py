@@ -21,7 +21,7 @@ from mta_kernels.operation import Convolution
 def mix_rows(
     scores: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor, chunk: Chunk
 ) -> None:  # fmt: skip
-    """`rows.mix_rows` in place, by whichever kernels."""
+    """`rows.mix_rows` in place, by CUDA's kernels or Triton's."""
     if _mixes_by_cuda(scores, chunk, backward=False):
         cuda_rows.mix_rows(scores, pre_mix, post_mix, _of_chunk(logsumexp, chunk), **_options(chunk))
     else:
@@ -32,7 +32,7 @@ def mix_rows_backward(
     scores: Tensor, grad: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor,
     gradients: MixingGradients, chunk: Chunk, loss_scale: Tensor | None,
 ) -> None:  # fmt: skip
-    """`rows_backward.mix_rows_backward`, by whichever kernels."""
+    """`rows_backward.mix_rows_backward`, by CUDA's kernels or Triton's."""
     if _mixes_by_cuda(scores, chunk, backward=True):
         sums = _of_chunk(logsumexp, chunk)
         given = scores, grad, pre_mix, post_mix, sums
@@ -43,7 +43,7 @@ def mix_rows_backward(
 
 
 def _mixes_by_cuda(scores: Tensor, chunk: Chunk, *, backward: bool) -> bool:
-    """Whether CUDA's kernels are to run this."""
+    """Whether CUDA's kernels run this."""
     gpu, heads = stages.cuda_gpu(scores.device), scores.shape[1]
     return not chunk.convolved and stages.mixes_rows(gpu, scores.dtype, heads, chunk.keys, backward=backward)
 
@@ -92,11 +92,11 @@ class ConvolutionGradient:
     def add(
         self, x: Tensor, grad: Tensor, out: Tensor, chunk: Chunk, loss_scale: Tensor | None
     ) -> Tensor | None:  # fmt: skip
-        """`out` becomes the gradient of `x`; `grad` is that of the convolved x: `[B, H, rows, pitch]` of a chunk.
+        """`out` becomes the gradient of `x`; `grad` is the convolved x's: `[B, H, rows, pitch]` of a chunk.
 
-        Both are times `loss_scale`, which the gradient of the taps is not.
+        Both are times `loss_scale`; the gradient of the taps is not.
 
-        With `delta`, CUDA's kernels give `sum_j x * out` of each row, `[B, H, rows]`, too.
+        With `delta`, CUDA's kernels also return `sum_j x * out` of each row, `[B, H, rows]`.
         """
         if self.cuda is not None:
             where = rows_of_chunk(chunk, loss_scale)
@@ -115,7 +115,7 @@ def _by_cuda(q: Tensor, convolution: Convolution) -> bool:
 
 
 def rows_of_chunk(chunk: Chunk, loss_scale: Tensor | None = None) -> bands.BandRows:
-    """Where the rows of a chunk lie, as CUDA's kernels take it."""
+    """The place of a chunk's rows, as CUDA's kernels take it."""
     return bands.BandRows(
         chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.causal, chunk.documents,
         loss_scale,

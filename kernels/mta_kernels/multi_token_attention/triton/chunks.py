@@ -1,7 +1,7 @@
-"""Chunks of query rows whose scores are stored at a time, and which of these are written and read.
+"""Chunks of query rows whose scores are stored at a time, and which scores are written and read.
 
-A stage writes row i of the scores, at position p, from `stored_from` to `stored_end`: zeros where a key is not seen.
-No stage reads beyond that, so what lies there is never touched.
+A stage writes row i of the scores, at position p, from `stored_from` to `stored_end`: zeros where a key is not seen. No
+stage reads outside this range, so nothing needs to be written there.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ BLOCK: tl.constexpr = tl.constexpr(score_chunks.BLOCK)
 
 @dataclass(frozen=True)
 class Chunk:
-    """`rows` rows of stored scores, of which those from `above` on, `owned` of them, are what the chunk is for.
+    """`rows` rows of stored scores. The chunk computes the `owned` rows from `above` on.
 
-    The others, the halo, are there for a convolution alone. Row 0 is query `first_row`, which is negative where the
-    halo reaches above the first query. `keys` of the `key_rows` take part; a row of scores takes `pitch` elements.
+    The other rows, the halo, serve a convolution alone. Row 0 is query `first_row`, which is negative where the halo
+    reaches above the first query. `keys` of the `key_rows` take part; a row of scores takes `pitch` elements.
     """
 
     first_row: int
@@ -36,7 +36,7 @@ class Chunk:
     key_rows: int
     causal: bool
     documents: Tensor | None
-    convolved: bool  # whether rows are stored further, for what begins anywhere and reads beyond a row's keys
+    convolved: bool  # whether rows are stored further, for tiles that begin anywhere and read beyond a row's keys
     signature: Hashable
 
     @property
@@ -55,7 +55,7 @@ class Chunk:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows, and elements of each, as its scores are stored."""
+        """Rows of its stored scores, and elements of a row."""
         return self.rows, self.pitch
 
     @property
@@ -63,7 +63,7 @@ class Chunk:
         return slice(self.above, self.above + self.owned)
 
     def buffer(self, memory: Tensor, batch: int, heads: int) -> Tensor:
-        """Stored scores `[batch, heads, rows, pitch]` at the begin of `memory`."""
+        """Stored scores `[batch, heads, rows, pitch]` at the beginning of `memory`."""
         shape = batch, heads, self.rows, self.pitch
         return memory[: batch * heads * self.rows * self.pitch].view(shape)
 
@@ -72,7 +72,7 @@ def chunks(
     operation: Operation, query_rows: int, key_rows: int, rows: int, documents: Tensor | None, signature: Hashable, *,
     above: int = 0, below: int = 0,
 ) -> list[Chunk]:  # fmt: skip
-    """All rows of q, so many at a time as `score_chunks.own_rows` has it, each chunk with a halo."""
+    """All rows of q in chunks, as `score_chunks.own_rows` divides them, each with a halo."""
     return [
         Chunk(
             own.start - above, above + len(own) + below, above, len(own), query_rows, key_rows, operation.causal,
@@ -86,8 +86,8 @@ def chunks(
 def stored_end(row, first_position, pitch, CAUSAL: tl.constexpr, CONVOLVED: tl.constexpr):
     """One past the last key at which the scores of a row, or of rows, of a chunk are stored; a multiple of BLOCK.
 
-    Every row of a product's tile is stored at all keys that the tile reads: to the end of the row's block, or with
-    convolutions, for which tiles begin anywhere, to BLOCK keys behind its own.
+    Every row of a product's tile is stored at all keys that the tile reads: to the end of the row's block. Convolution
+    tiles begin anywhere, so with convolutions rows are stored up to BLOCK keys after their own.
     """
     if CAUSAL:
         if CONVOLVED:

@@ -1,8 +1,8 @@
 """The convolution of stored scores on tensor cores, along queries and keys, and its transpose.
 
-`out[i, j] = sum_a sum_b taps[a, b] * x[i + offset + a, j - pad + b]`. For 16 keys j at a time the sum over b is a
-product of the 32 keys around them, a row of a matrix, with a banded matrix `[32, 16]`; the rows of that matrix are such
-groups of keys of several rows of scores. A program reads a row of scores once for all outputs that see the row.
+`out[i, j] = sum_a sum_b taps[a, b] * x[i + offset + a, j - pad + b]`. For 16 keys j at a time the sum over b is the
+product of the 32 keys around them with a banded matrix `[32, 16]`. These groups of keys, of several rows of scores, are
+the rows of the left operand. A program reads a row of scores once for all outputs that see the row.
 """
 
 # ruff: noqa: RUF005  # Triton compiles no unpacking into a tuple
@@ -21,13 +21,13 @@ from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.multi_token_attention.triton.chunks import Chunk, seen_keys, stored_end
 from mta_kernels.operation import Convolution
 
-# Keys that come out of a banded matrix and go into it. What lies before and after the former are whole groups of 8.
+# Keys that a banded matrix produces and reads. The input keys before and after the output keys are whole groups of 8.
 OUTPUTS: tl.constexpr = tl.constexpr(16)
 INPUTS: tl.constexpr = tl.constexpr(32)
-# Groups of OUTPUTS keys side by side; rows of a program, about; how far ahead rows are read, in turns of as many rows
-# as there are query taps, and one more; warps, of which one has no other to wait for; and registers a thread at most.
+# Groups of OUTPUTS keys side by side; approximate rows of a program; prefetch distance, in turns of as many rows as
+# there are query taps, and one more; warps: a single warp waits for no other; and registers a thread at most.
 CONVOLUTION: dict[str, Any] = {"GROUPS": 16, "rows": 104, "STAGES": 2, "num_warps": 1, "maxnreg": 200}
-# The same of float32, whose products are on CUDA cores.
+# The same for float32, whose products run on CUDA cores.
 SMALL: dict[str, Any] = {"rows": 16, "STAGES": 1, "num_warps": 4, "maxnreg": None}
 
 
@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {"rows": 16, "STAGES": 1, "num_warps": 4, "maxnreg": Non
 class Bands:
     """A convolution as the kernels take it: banded matrices `[H, query taps, INPUTS, OUTPUTS]` in the scores' dtype.
 
-    Output row i reads the rows from `i + offset` on, output keys from j on those from `j - before` on.
+    Output row i reads the rows from `i + offset` on; output keys from j on read the keys from `j - before` on.
     """
 
     matrices: Tensor
@@ -53,7 +53,7 @@ def bands_of(taps: Tensor, convolution: Convolution, dtype: torch.dtype, *, tran
     if transposed:
         taps, pad, offset = taps.flip(1, 2), convolution.key_taps - 1 - pad, 0
     before = cdiv(pad, 8) * 8
-    # Input k and output n meet at tap k - n - before + pad: zeros before and after the taps serve all others.
+    # Input k and output n are connected by tap k - n - before + pad: zeros before and after the taps fill the rest.
     key_taps = convolution.key_taps
     tap = torch.arange(INPUTS.value, device=taps.device)[:, None] - torch.arange(OUTPUTS.value, device=taps.device)
     tap = tap + (pad - before)
@@ -73,9 +73,9 @@ def load_row(x_ptr, row, key, rows, pitch, first_position, inside, CAUSAL: tl.co
 def rows_together(
     begin, after, rows, first_position, first_row, query_rows, key_rows, documents_ptr, DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
-    """One past the last of the rows from begin on, to after, that are of one document; and the rows of that document.
+    """The end of the rows from begin on, at most after, that are of one document; and that document's rows.
 
-    Outside the queries, where no keys are seen, all rows are.
+    Rows outside the queries see no keys: all of them count as one document.
     """
     stop, lowest, highest = after, begin * 0, rows
     if DOCUMENTS:
@@ -98,8 +98,8 @@ def _convolution_kernel(
 ):  # fmt: skip
     """`out` of one head for `run` rows and GROUPS * OUTPUTS keys; x and out `[B*H, rows, pitch]`.
 
-    x is zero at keys that are not seen, and so is out. A row of x is read once and added to the sums of the TAPS rows
-    that see it; the sums of the uppermost are complete then.
+    x is zero at keys that are not seen, and so is out. The kernel reads a row of x once, and adds it to the sums of the
+    TAPS rows that see it; the uppermost of these is complete then.
     """
     pitch = tl.multiple_of(pitch, 8)
     key_tiles = tl.cdiv(pitch, GROUPS * OUTPUTS)
@@ -131,7 +131,7 @@ def _convolution_kernel(
             sums = ()
             for _ in tl.static_range(TAPS - 1):
                 sums = sums + (tl.zeros([GROUPS, OUTPUTS], tl.float32),)
-            # sums[n] are those of row + n, of which x is at tap TAPS - 1 - n. A turn brings them back to their places.
+            # sums[n] is of row + n, to which x adds by tap TAPS - 1 - n. After a turn the sums are in order again.
             for turn in tl.range(begin - (TAPS - 1), stop, TAPS, num_stages=STAGES):
                 for step in tl.static_range(TAPS):
                     row = turn + step
@@ -159,7 +159,7 @@ def _convolution_kernel(
 
 
 def convolve(x: Tensor, out: Tensor, bands: Bands, chunk: Chunk) -> None:
-    """`out` is the convolution of `x`, both `[B, H, rows, pitch]` of a chunk and zero at keys that are not seen."""
+    """`out` is the convolution of `x`: both `[B, H, rows, pitch]` of a chunk, and zero at keys that are not seen."""
     batch, heads, rows, pitch = x.shape
     sizes = CONVOLUTION if x.element_size() == 2 else {**CONVOLUTION, **SMALL}
     row_tiles = cdiv(rows, sizes["rows"])

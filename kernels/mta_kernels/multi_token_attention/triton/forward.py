@@ -22,13 +22,13 @@ from mta_kernels.multi_token_attention.triton.products import row_product, rows_
 from mta_kernels.operation import Operation
 from mta_kernels.score_chunks import chunk_rows, halo_rows
 
-Run = Callable[[slice, Chunk], None]  # of these sequences, this chunk
+Run = Callable[[slice, Chunk], None]  # runs this chunk for these sequences
 
 
 def mixed_attention_forward(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, *, documents: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """out `[B, Hq, M, D]` in q's dtype and the logsumexp `[B, Hq, M]` float32: an `Backend.forward`."""
+    """out `[B, Hq, M, D]` in q's dtype and the logsumexp `[B, Hq, M]` float32: a `Backend.forward`."""
     batch, heads, query_rows, head_dim = q.shape
     key_rows = k.shape[2]
     out = new_empty(q, q.shape)
@@ -58,7 +58,7 @@ def mixed_attention_forward(
 def _stages(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, size: int, out: Tensor, logsumexp: Tensor
 ) -> Run:
-    """A stage a step. q, k and v are of `rows_of`, and `size` numbers hold the stored scores of any chunk."""
+    """One stage for each step. q, k and v are as from `rows_of`; any chunk's stored scores fit `size` elements."""
     before = convolution_of(operation.pre_conv, mixers.pre_conv, q)
     after = convolution_of(operation.post_conv, mixers.post_conv, q)
     memories = new_empty(q, 1 if before is after is None else 2, size).unbind()
@@ -85,10 +85,10 @@ def _mix(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, size: int, out: Tensor, logsumexp: Tensor,
     stored_rows: int,
 ) -> Run:  # fmt: skip
-    """Heads are mixed and nothing is convolved: two kernels in CUDA C++, of chunks with so many rows of all heads.
+    """Mixed heads without convolutions: two kernels in CUDA C++, for chunks with so many rows of all heads.
 
-    They store exponentials where the stages store scores. They round scores as `score_product` does, from which the
-    backward makes probabilities again by their logsumexp.
+    They store exponentials where the stages store scores. They round scores as `score_product` does; the backward
+    recomputes probabilities from those by their logsumexp.
     """
     memory = empty(size, dtype=q.dtype, device=q.device)
     scales = empty(stored_rows, dtype=torch.float32, device=q.device)
@@ -112,16 +112,16 @@ def _mix(
 def _meet(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, size: int, out: Tensor, logsumexp: Tensor
 ) -> Run:
-    """Both mixings and a convolution of probabilities, between the products by kernels in CUDA C++ in which heads meet.
+    """Both mixings and a convolution of probabilities: kernels in CUDA C++ that mix heads, between the products.
 
-    They go over the scores twice and store exponentials of logits in between.
+    They pass over the scores twice and store exponentials of logits in between.
     """
     post_conv, pre_taps = operation.post_conv, mixers.pre_conv
-    if pre_taps is None:  # the kernels convolve in any case
+    if pre_taps is None:  # the kernels always convolve
         pre_taps = q.new_ones(q.shape[1], 1, 1)
     if mixers.pre_mix is None or post_conv is None or mixers.post_conv is None or mixers.post_mix is None:
         raise ValueError("the kernels in which heads meet need taps before and after the softmax, and both mixings")
-    # As the kernels read them: else each chunk casts them.
+    # In the dtype that the kernels read: else each chunk would cast them.
     given = pre_taps, mixers.pre_mix, mixers.post_conv, mixers.post_mix
     pre_taps, pre_mix, post_taps, post_mix = (x.to(q.dtype).contiguous() for x in given)
     memories = empty(2, size, dtype=q.dtype, device=q.device)

@@ -1,4 +1,4 @@
-"""Heads of stored numbers mixed where no softmax is between: after a convolution of the probabilities."""
+"""Mixes heads of stored numbers where no softmax is between: after a convolution of the probabilities."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _mix_heads_kernel(
 ):  # fmt: skip
     """Mixes the heads of `x [B, H, rows, pitch]` in place, at all keys that are stored.
 
-    With GRADIENT, grad, that of the mixed x, becomes that of x, and the owned rows are added to that of the mixing,
-    `[programs, HEADS, HEADS]` (out, in).
+    With GRADIENT, grad, the gradient of the mixed x, becomes the gradient of x, and the owned rows add to the mixing's
+    gradient, `[programs, HEADS, HEADS]` (out, in).
     """
     dtype = x_ptr.dtype.element_ty
     pitch = tl.multiple_of(pitch, 8)
@@ -57,7 +57,7 @@ def _mix_heads_kernel(
             x = load_keys(x_ptr + place, key, 0, end, heads, HEADS)  # [HEADS, C]
             if GRADIENT:
                 grad = load_keys(grad_ptr + place, key, 0, end, heads, HEADS)
-                # No `if` around the product: Triton 3.6 would read x there, after the copy of a later tile over it.
+                # No `if` around the product: Triton 3.6 would read x after a later tile's copy has overwritten it.
                 own = tl.where(counted, grad, 0.0).to(dtype)
                 total = tl.dot(own, tl.trans(x), total, input_precision=PRECISION)
                 store_keys(grad_ptr + place, key, mixed(grad, back, True, PRECISION), 0, end, heads, HEADS)
@@ -70,7 +70,7 @@ def _mix_heads_kernel(
 
 
 def mix_heads(x: Tensor, post_mix: Tensor, chunk: Chunk) -> None:
-    """`x [B, H, rows, pitch]` of a chunk with its heads mixed by `post_mix [H, H]` (in, out), in place."""
+    """Mix the heads of `x [B, H, rows, pitch]` of a chunk by `post_mix [H, H]` (in, out), in place."""
     programs = HEADS_FORWARD["programs"] * sm_count(x.device)
     _launch(x, x, post_mix, x, None, chunk, HEADS_FORWARD, programs, gradient=False)
 
@@ -78,7 +78,7 @@ def mix_heads(x: Tensor, post_mix: Tensor, chunk: Chunk) -> None:
 def mix_heads_backward(
     x: Tensor, grad: Tensor, post_mix: Tensor, gradients: MixingGradients, chunk: Chunk, loss_scale: Tensor | None
 ) -> None:
-    """`mix_heads`, and grad, that of the mixed x times `loss_scale`, becomes that of x; `gradients` are added to."""
+    """`mix_heads`; and grad, the mixed x's gradient times `loss_scale`, becomes x's. Adds to `gradients`."""
     _launch(x, grad, post_mix, gradients.partial[1], loss_scale, chunk, BACKWARD, gradients.programs, gradient=True)
 
 

@@ -1,6 +1,6 @@
 """Products of queries, keys and values with a chunk of stored scores, one launch for all heads.
 
-Where causal, tiles above the diagonal are neither computed nor read. On Hopper the copy engine moves the tiles.
+With `causal`, tiles above the diagonal are neither computed nor read. On Hopper the copy engine moves the tiles.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.gpu_limits import compiled_capability, shared_memory_limit
 from mta_kernels.multi_token_attention.triton.chunks import BLOCK, Chunk, seen_keys, stored_end, stored_from
 
-# Rows, keys (or columns) and depth of a tile, warps and stages, by the head dim up to which they are taken: the best of
-# those measured on an H200. Rows and keys divide BLOCK.
+# Rows, keys (or columns) and depth of a tile, warps and stages, by the largest head dim that uses them: the fastest
+# when measured on an H200. Rows and keys divide BLOCK.
 SCORES = {
     64: {"rows": 64, "keys": 128, "key_tiles": 8, "num_warps": 4, "stages": 3},
     256: {"rows": 128, "keys": 64, "key_tiles": 16, "num_warps": 8, "stages": 4},
@@ -57,8 +57,8 @@ def _score_product_kernel(
 ):  # fmt: skip
     """`out[r, j] = factor * left[first_row + r] . right[j]` of one head, BLOCK_M rows and KEY_TILES tiles of keys.
 
-    left `[B, H, M, D]`, right `[B, H / group, N, D]`, out `[B*H, rows, pitch]`. With CONVOLVED, zero where a key is
-    not seen; else what is stored there means nothing.
+    left `[B, H, M, D]`, right `[B, H / group, N, D]`, out `[B*H, rows, pitch]`. With CONVOLVED, out is zero where a key
+    is not seen; else undefined there.
     """
     key_groups = tl.cdiv(pitch, BLOCK_N * KEY_TILES)
     row_tiles = tl.cdiv(rows, BLOCK_M)
@@ -110,7 +110,7 @@ def _score_product_kernel(
 
 @triton.jit
 def unscaled(total, loss_scale_ptr, batch, position, inside, DOCUMENTS: tl.constexpr):
-    """Rows of gradients at a `position` each over the loss scale of their document, or of the sequence."""
+    """Divide rows of gradients, each at a `position`, by the loss scale of their document, or of the sequence."""
     if DOCUMENTS:
         return total * (1.0 / tl.load(loss_scale_ptr + position, mask=inside, other=1.0))[:, None]
     return total * (1.0 / tl.load(loss_scale_ptr + batch))
@@ -177,8 +177,8 @@ def _transposed_product_kernel(
 ):  # fmt: skip
     """`out[j] = sums[j] + factor * sum_r left[r, j] * right[first_row + r]`, over a KV head's heads, for BLOCK_N keys.
 
-    left `[B*H, rows, pitch]`, the owned rows alone, right `[B, H, M, D]`, sums and out `[B, H / group, N, D]`. Sums
-    hold nothing yet of keys from `summed_keys` on. Without LAST, out is the sums.
+    left `[B*H, rows, pitch]`, the owned rows alone, right `[B, H, M, D]`, sums and out `[B, H / group, N, D]`. Sums are
+    undefined for keys from `summed_keys` on. Without LAST, out is the sums.
     """
     key_tiles = tl.cdiv(keys, BLOCK_N)
     first = tl.program_id(0) % key_tiles * BLOCK_N
@@ -202,7 +202,7 @@ def _transposed_product_kernel(
     if CAUSAL:
         start = tl.maximum(first - first_position, 0) // BLOCK * BLOCK
     if DOCUMENTS and not CONVOLVED:
-        # The last row that may see the tile's last key, its block and all rows of it.
+        # The last row that may see the tile's last key, rounded up to whole blocks of rows.
         last_key = tl.minimum(first + BLOCK_N, key_rows) - 1
         seen_to = tl.load(documents_ptr + key_rows + last_key) - first_position
         end = tl.minimum(rows, tl.maximum(seen_to + (BLOCK - 1), 0) // BLOCK * BLOCK)
@@ -210,7 +210,7 @@ def _transposed_product_kernel(
             start = tl.maximum(tl.load(documents_ptr + first) - first_position, 0) // BLOCK * BLOCK
     total = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     steps = tl.maximum(tl.cdiv(end - start, BLOCK_K), 0)
-    # The pipeliner divides before the loop: by zero, LLVM would take it that there are steps, and copy a tile anyway.
+    # The pipeliner divides before the loop: if by zero, LLVM would assume that there are steps, and copy a tile anyway.
     divisor = tl.maximum(steps, 1)
     for step in tl.range(0, steps * group, num_stages=STAGES):
         head = kv_head * group + step // divisor
@@ -236,9 +236,9 @@ def _transposed_product_kernel(
 def launched_again(
     what: str, chunk: Chunk, factor: float, loss_scale: Tensor | None, *tensors: Tensor
 ) -> tuple[Hashable, bool]:
-    """A name of a product, and whether it was launched as it was when it had that name before: in microseconds.
+    """The key of a product, and whether an earlier launch with this key was repeated, in microseconds.
 
-    The tensors' shapes follow from the chunk's and its signature, but for the number of sequences.
+    The chunk and its signature define the tensors' shapes, except the number of sequences.
     """
     key = (
         what, chunk.signature, chunk.rows, chunk.above, factor, tensors[0].shape[0],
@@ -253,14 +253,14 @@ def launched_again(
 
 
 def launch_as(key: Hashable, kernel: Any, programs: int, signature: Hashable, *args: Any, **options: Any) -> None:
-    """`launch`, and the next with that key is `launched_again`."""
+    """`launch`, prepared so that `launched_again` repeats it for this key."""
     replay = launch(kernel, programs, signature, *args, **options)
     if replay is not None:
         keep(_prepared, key, replay.prepared(args), MAX_PREPARED)
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """`x [B, H, N, D]` as the kernels take it: the copy engine wants rows that begin at multiples of 16 bytes."""
+    """`x [B, H, N, D]` as the kernels take it: the copy engine needs rows that begin at multiples of 16 bytes."""
     unit = 16 // x.element_size()
     strides = x.stride()
     aligned = strides[3] == 1 and x.data_ptr() % 16 == 0 and all(step > 0 and step % unit == 0 for step in strides[:3])
@@ -274,7 +274,7 @@ def rows_of(x: Tensor) -> Tensor:
 def score_product(left: Tensor, right: Tensor, out: Tensor, chunk: Chunk, factor: float) -> None:
     """`out[r, j] = factor * left[r] . right[j]` of a chunk: out is `[B, H, rows, pitch]`.
 
-    left `[B, H, M, D]` and right `[B, Hkv, N, D]` are of `rows_of`.
+    left `[B, H, M, D]` and right `[B, Hkv, N, D]` are as `rows_of` returns them.
     """
     key, done = launched_again("score", chunk, factor, None, left, right, out)
     if done:
@@ -303,8 +303,8 @@ def row_product(
 ) -> None:
     """`out[r] = factor / loss_scale * sum_j scores[r, j] * right[j]` for the owned rows of a chunk.
 
-    scores `[B, H, rows, pitch]`, right `[B, Hkv, N, D]` of `rows_of`, out `[B, H, M, D]` contiguous, of all queries,
-    loss_scale of `gradient_scale`.
+    scores `[B, H, rows, pitch]`, right `[B, Hkv, N, D]` as from `rows_of`, out `[B, H, M, D]` contiguous, of all
+    queries, loss_scale as from `gradient_scale`.
     """
     key, done = launched_again("row", chunk, factor, loss_scale, scores, right, out)
     if done:
@@ -332,8 +332,8 @@ def add_transposed_product(
 ) -> None:  # fmt: skip
     """`out[j] = sums[j] + factor / loss_scale * sum_r scores[r, j] * right[r]`, over owned rows and a KV head's heads.
 
-    scores `[B, H, rows, pitch]`, right `[B, H, M, D]` of `rows_of`. `sums [B, Hkv, N, D]` contiguous float32 hold those
-    of chunks before, of the first `summed_keys` keys; out is the sums, or, of the last chunk, like them in any dtype.
+    scores `[B, H, rows, pitch]`, right `[B, H, M, D]` as from `rows_of`. `sums [B, Hkv, N, D]` contiguous float32 are
+    of earlier chunks, for the first `summed_keys` keys; out is sums, or, for the last chunk, like sums in any dtype.
     """
     key, done = launched_again("transposed", chunk, factor, loss_scale, scores, right, sums, out)
     if done:
@@ -357,7 +357,7 @@ def add_transposed_product(
 
 
 def score_tile(left: Tensor, block_d: int) -> tuple[int, int, dict[str, Any]]:
-    """Rows and keys of a tile of scores, as set or as there is room for, and what else the kernel is launched with."""
+    """Rows and keys of a tile of scores, from the table or as they fit, and the other launch options."""
     size, limit = left.element_size(), shared_memory_limit(left.device) - RESERVED
     config = config_of(SCORES, left, block_d)
     rows, keys, stages, warps = (config[name] for name in ("rows", "keys", "stages", "num_warps"))
@@ -372,14 +372,14 @@ def score_tile(left: Tensor, block_d: int) -> tuple[int, int, dict[str, Any]]:
 
 
 def config_of(configs: dict[int, dict[str, int]], left: Tensor, block_d: int) -> dict[str, int]:
-    """That of a head dim; before Hopper that of the largest, whose many warps have registers enough."""
+    """The configuration of a head dim; before Hopper the largest head dim's, whose many warps have enough registers."""
     return configs[64 if block_d <= 64 and compiled_capability(left.device)[0] >= 9 else 256]
 
 
 def tile_of_product(
     configs: dict[int, dict[str, int]], side: str, left: Tensor, block_d: int
 ) -> tuple[int, int, dict[str, Any]]:
-    """Rows or keys of a tile, its depth, and what else a kernel that sums a product is launched with."""
+    """Rows or keys of a tile, its depth, and the other launch options of a kernel that sums a product."""
     config = config_of(configs, left, block_d)
     size, depth, stages, warps = (config[name] for name in (side, "depth", "stages", "num_warps"))
     if left.element_size() == 4:  # on CUDA cores
@@ -400,15 +400,15 @@ def _options(left: Tensor, stages: int, warps: int) -> dict[str, Any]:
 
 
 def pointers(chunk: Chunk, loss_scale: Tensor | None, other: Tensor) -> list[Tensor]:
-    """The loss scale and the documents, or something to point at."""
+    """The loss scale and the documents, or another tensor as a placeholder."""
     return [other if x is None else x for x in (loss_scale, chunk.documents)]
 
 
 def numbers(chunk: Chunk, above: int) -> tuple[int, int, int, int]:
-    """Where the rows of a chunk lie, from row `above` on, as the kernels take it."""
+    """The place of a chunk's rows, from row `above` on, as the kernels take it."""
     return chunk.first_position + above, chunk.first_row + above, chunk.query_rows, chunk.key_rows
 
 
 def constants(chunk: Chunk) -> dict[str, bool]:
-    """Those of a chunk, which each kernel takes."""
+    """The constants of a chunk that all kernels take."""
     return {"CAUSAL": chunk.causal, "DOCUMENTS": chunk.documents is not None, "CONVOLVED": chunk.convolved}

@@ -1,8 +1,8 @@
-"""Rows of stored scores, all heads at a time: heads mixed, normalised, and mixed again, in place.
+"""Rows of stored scores, all heads at a time: mixes heads, normalises, and mixes again, in place.
 
-A program takes rows in turn, each twice: for the row's maximum and sum, and to write. A tile is C keys of all heads,
-keys first, so that the numbers that leave one product of matrices enter the next where they are. Maxima and sums are
-kept for each of LANES keys apart until a row's end: threads meet once a row.
+A program takes rows in turn, with two passes each: for the row's maximum and sum, and to write. A tile is C keys of all
+heads, keys first, so that one matrix product's result is the next one's operand in place. Maxima and sums are kept
+apart for each of LANES keys until a row's end: threads synchronise once a row.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from mta_kernels.conv_attention.triton.prepare import LN_2, LOG2_E, dot_precisio
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.multi_token_attention.triton.chunks import Chunk, seen_keys, stored_end, stored_from
 
-# Keys of a tile times heads, programs a multiprocessor, warps, stages of the pipeline: of the forward.
+# Keys of a tile times heads, programs an SM, warps, pipeline stages: for the forward.
 FORWARD = {"tile": 4096, "programs": 4, "num_warps": 4, "stages": 3}
-# Of a logsumexp: up to it, what it was rounded by is at most 3e-5 of a probability, little beside 16 bits' rounding.
+# A logsumexp up to this is rounded by at most 3e-5 of a probability, little compared to the rounding to 16 bits.
 COARSE = tl.constexpr(2.0**10)
 SEGMENTS = tl.constexpr(128)  # sums of a row that are read at a time
-LOWEST = tl.constexpr(-1e38)  # below every logit, and finite: of keys that are not seen, no NaN comes
+LOWEST = tl.constexpr(-1e38)  # below every logit, and finite: unseen keys cause no NaN
 
 
 @triton.jit
 def load_mix(mix_ptr, heads, stride_from, stride_to, HEADS: tl.constexpr):
-    """`[HEADS, HEADS]` with zeros beyond the heads, first the head that is read."""
+    """`[HEADS, HEADS]`, zero past the heads; the first index is the input head."""
     head = tl.arange(0, HEADS)
     inside = (head < heads)[:, None] & (head < heads)[None, :]
     return tl.load(mix_ptr + head[:, None] * stride_from + head[None, :] * stride_to, mask=inside, other=0.0)
@@ -36,7 +36,7 @@ def load_mix(mix_ptr, heads, stride_from, stride_to, HEADS: tl.constexpr):
 
 @triton.jit
 def load_keys(row_ptr, key, start, end, heads, HEADS: tl.constexpr):
-    """`[HEADS, keys]` of `row_ptr [HEADS, 1]`: whole groups of 8 keys of which one lies in start to end."""
+    """`[HEADS, keys]` of `row_ptr [HEADS, 1]`: whole groups of 8 keys that overlap start to end."""
     inside = (key >= start // 8 * 8) & (key < (end + 7) // 8 * 8)
     head = tl.arange(0, HEADS)
     return tl.load(row_ptr + key[None, :], mask=(head < heads)[:, None] & inside[None, :], other=0.0)
@@ -44,7 +44,7 @@ def load_keys(row_ptr, key, start, end, heads, HEADS: tl.constexpr):
 
 @triton.jit
 def mixed(x, mix, MIX: tl.constexpr, PRECISION: tl.constexpr):
-    """`[HEADS, keys]`, keys first and in float32, mixed if there is a mixing."""
+    """`[keys, HEADS]` in float32, mixed if there is a mixing, from `x [HEADS, keys]`."""
     if MIX:
         return tl.dot(tl.trans(x), mix, input_precision=PRECISION)
     return tl.trans(x).to(tl.float32)
@@ -99,10 +99,10 @@ def _mix_rows_kernel(
 ):  # fmt: skip
     """`out = post(softmax(pre(scores)))` of rows of `scores [B, H, rows, pitch]`, and the logsumexp of `pre(scores)`.
 
-    The logsumexp is written in that of all queries, `[B, H, M]`, but for the first rows, `above` of them. With
-    CORRECT, corrections `[2, B, H, rows]` are: what it was rounded by, and the sums of probabilities as stored. With
-    SUMMED, of rows whose logsumexp, as given, is beyond COARSE in no head, corrections alone are written: they are
-    stored already, with sums `[B, H, rows, segments]` of `segment_keys` keys each.
+    Writes the logsumexp into logsumexp `[B, H, M]` of all queries, except for the first `above` rows. With CORRECT,
+    corrections `[2, B, H, rows]` receive the logsumexp's rounding error, and the sums of probabilities as stored. With
+    SUMMED, rows whose given logsumexp is within COARSE in all heads are stored already, with sums `[B, H, rows,
+    segments]` of `segment_keys` keys each: the kernel writes only their corrections.
     """
     dtype = scores_ptr.dtype.element_ty
     pitch = tl.multiple_of(pitch, 8)
@@ -171,14 +171,13 @@ def mix_rows(
     chunk: Chunk, out: Tensor | None = None, corrections: Tensor | None = None,
     sums: tuple[Tensor, int] | None = None,
 ) -> None:  # fmt: skip
-    """`scores [B, H, rows, pitch]` to mixed probabilities, zero at keys that are not seen, in place or to `out`.
+    """Turn `scores [B, H, rows, pitch]` into mixed probabilities, zero at unseen keys, in place or into `out`.
 
-    `pre_mix [H, H]` (out, in) mixes the scores of heads, `post_mix [H, H]` (in, out) the probabilities. `logsumexp
-    [B, H, M]` float32 of all queries is written but at the chunk's rows above its own. `corrections [2, B, H, rows]`
-    float32 are written if given: by how much the logsumexp is less than it were exactly, and what the probabilities add
-    up to as stored. With `sums [B, H, rows, segments]`, each of so many keys and read where a row sees one of
-    these, `out` has all rows already, and those are written again whose logsumexp, as given, is beyond COARSE in a
-    head.
+    `pre_mix [H, H]` (out, in) mixes the scores of heads, `post_mix [H, H]` (in, out) the probabilities. Writes the
+    logsumexp into `logsumexp [B, H, M]` float32 of all queries, except for the chunk's rows above its own. `corrections
+    [2, B, H, rows]` float32, if given, receive how much the logsumexp is too small, and the sum of a row's
+    probabilities as stored. With `sums [B, H, rows, segments]`, each of so many keys and valid where a row sees one of
+    these, `out` has all rows already; only rows whose given logsumexp is beyond COARSE in a head are written again.
     """
     batch, heads, rows, pitch = scores.shape
     tile = row_tile(heads, scores.element_size(), FORWARD)
@@ -199,19 +198,19 @@ def mix_rows(
 
 
 def row_tile(heads: int, element_size: int, config: dict[str, int]) -> dict[str, int]:
-    """The constants of a tile: heads, padded to what a product of matrices takes, keys, and keys of a round."""
+    """The constants of a tile: heads, padded for a matrix product, keys, and keys of a round."""
     padded = max(16, next_power_of_2(heads))
     keys = max(32, config["tile"] * 2 // (padded * element_size))
     return {"HEADS": padded, "C": keys, "LANES": min(keys, 16 * config["num_warps"])}
 
 
 def row_signature(chunk: Chunk, *tensors: Tensor | None) -> Any:
-    """For `launch`."""
+    """The signature of a launch."""
     return chunk.signature, call_signature(*tensors)
 
 
 def or_scores(scores: Tensor, *mixings: Tensor | None) -> list[Tensor]:
-    """Something to point at where there is no mixing."""
+    """The mixings, with the scores as a placeholder for None."""
     return [scores if mix is None else mix for mix in mixings]
 
 

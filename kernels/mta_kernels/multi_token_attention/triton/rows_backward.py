@@ -1,9 +1,9 @@
-"""The backward of `rows`: the gradients of a row's scores out of those of its mixed probabilities, all heads at a time.
+"""The backward of `rows`: from a row's gradients of mixed probabilities to gradients of scores, all heads at a time.
 
 With the logits `l = pre(scores)` and `p = exp(l - logsumexp)`: `dp = post^T(grad)`, `delta = sum p * dp` over the row,
-`dl = p * (dp - delta)`, and the scores have the gradient `pre^T(dl)`. A row is read twice, for delta and to write, or
-once where delta is known. The gradients of the mixings, `dpre[h, g] = sum dl_h scores_g` and `dpost[g, h] = sum p_g
-grad_h`, are summed by each program over its rows of every chunk, in a place of its own, so the results are the same
+`dl = p * (dp - delta)`, and the scores have the gradient `pre^T(dl)`. The kernel reads a row twice, for delta and to
+write, or once where delta is known. The gradients of the mixings are `dpre[h, g] = sum dl_h scores_g` and `dpost[g, h]
+= sum p_g grad_h`. Each program sums them over its rows of every chunk into its own buffer, so the results are the same
 from run to run.
 """
 
@@ -34,9 +34,9 @@ from mta_kernels.multi_token_attention.triton.rows import (
     store_zeros,
 )
 
-# Beyond, the rounding of a logsumexp may exceed what an exponential can hold: the row's logits are summed again.
+# Beyond it, the rounding of a logsumexp may exceed the range of an exponential: the row's logits are summed again.
 LARGE = tl.constexpr(2.0**20)
-# Keys of a tile times heads, programs a multiprocessor, warps, stages of the pipeline.
+# Keys of a tile times heads, programs an SM, warps, pipeline stages.
 BACKWARD = {"tile": 2048, "programs": 4, "num_warps": 4, "stages": 3}
 
 
@@ -51,7 +51,7 @@ def _probabilities(scores, pre, logsumexp, residual, key, start, end, PRE: tl.co
 
 @triton.jit
 def row_unit(loss_scale_ptr, batch, position, counted, SCALED: tl.constexpr, DOCUMENTS: tl.constexpr):
-    """What a stored gradient of one in a row is worth: one over the loss scale of its document or sequence."""
+    """One over the loss scale of a row's document or sequence, by which its stored gradients are multiplied."""
     if not SCALED:
         return 1.0
     return 1.0 / tl.load(loss_scale_ptr + (position if DOCUMENTS else batch), mask=counted, other=1.0)
@@ -59,7 +59,7 @@ def row_unit(loss_scale_ptr, batch, position, counted, SCALED: tl.constexpr, DOC
 
 @triton.jit
 def add_partial(partial_ptr, total, HEADS: tl.constexpr):
-    """Adds `total [HEADS, HEADS]` to what this program has summed before."""
+    """Adds `total [HEADS, HEADS]` to this program's sums."""
     head = tl.arange(0, HEADS)
     place = partial_ptr + tl.program_id(0) * (HEADS * HEADS) + head[:, None] * HEADS + head[None, :]
     tl.store(place, tl.load(place) + total)
@@ -75,11 +75,11 @@ def _mix_rows_backward_kernel(
     CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr, CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr,
     LANES: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`grad [B, H, rows, pitch]` of mixed probabilities becomes that of scores, and with WRITE scores the former.
+    """`grad [B, H, rows, pitch]` of mixed probabilities becomes the scores'; WRITE turns scores into probabilities.
 
-    Both are zero then at keys that are not seen. The owned rows alone count for dpre and dpost `[programs, HEADS,
-    HEADS]`. logsumexp is that of all queries, `[B, H, M]`. With KNOWN, delta `[B, H, rows]`
-    is that of probabilities as stored, and corrections are those of `_mix_rows_kernel`.
+    Both are then zero at keys that are not seen. The owned rows alone count for dpre and dpost `[programs, HEADS,
+    HEADS]`. logsumexp `[B, H, M]` is of all queries. With KNOWN, delta `[B, H, rows]` is of the probabilities as
+    stored, and corrections are as `_mix_rows_kernel` writes them.
     """
     dtype = scores_ptr.dtype.element_ty
     pitch = tl.multiple_of(pitch, 8)
@@ -111,12 +111,12 @@ def _mix_rows_backward_kernel(
             inside = (head < heads) & (end > start)
             delta = tl.load(delta_ptr + place_of_row, mask=inside, other=0.0)
             residual = tl.load(corrections_ptr + place_of_row, mask=inside, other=0.0)
-            # Over what these add up to: of a row whose key has nearly all of it, the difference is all that dl is.
+            # Divided by the stored probabilities' sum: where one key has nearly all, dl is only a small difference.
             delta /= tl.load(corrections_ptr + heads * total_rows + place_of_row, mask=inside, other=1.0)
             factor = tl.full([HEADS], 1.0, tl.float32)
         else:
             residual = tl.zeros([HEADS], tl.float32)
-            large = tl.abs(logsumexp) > LARGE  # of each head by itself: others may not meet it
+            large = tl.abs(logsumexp) > LARGE  # for each head by itself: other heads may be independent of it
             some = tl.max(large.to(tl.int32), 0) > 0
             maximum, total = row_statistics(
                 scores_row, pre, start, tl.where(some, end, 0), heads, PRE, HEADS, C, LANES, STAGES, PRECISION
@@ -131,13 +131,13 @@ def _mix_rows_backward_kernel(
                 p = _probabilities(scores, pre, logsumexp, residual, key, start, end, PRE, PRECISION)
                 sums += tl.sum(tl.reshape(p * dp, [C // LANES, LANES, HEADS]), 0)
                 total += tl.sum(tl.reshape(p, [C // LANES, LANES, HEADS]), 0)
-            # One but for the rounding of the logsumexp, which is that of the largest logit.
+            # The sum is one up to the rounding of the logsumexp, which is as coarse as the largest logit's.
             total = tl.sum(total, 0)
             factor = 1.0 / tl.where(total == 0.0, 1.0, total)
             delta = tl.sum(sums, 0) * factor
         counted = (row >= above) & (row < above + owned)
         dpre_before, dpost_before = dpre, dpost
-        if SCALED:  # by another number than the row before, maybe
+        if SCALED:  # the loss scale may differ from the row before
             dpre = tl.zeros([HEADS, HEADS], tl.float32)
             dpost = tl.zeros([HEADS, HEADS], tl.float32)
         if first_stored < first_tile:
@@ -151,7 +151,7 @@ def _mix_rows_backward_kernel(
             p = _probabilities(scores, pre, logsumexp, residual, key, start, end, PRE, PRECISION)  # [C, HEADS]
             p *= factor[None, :]
             dl = p * (mixed(grad, post_back, POST, PRECISION) - delta[None, :])
-            seen = ((key >= start) & (key < end))[:, None]  # of a row of NaN, too: others' keys stand beside its own
+            seen = ((key >= start) & (key < end))[:, None]  # even in a row of NaN: the tile has unseen keys, too
             p, dl = tl.where(seen, p, 0.0), tl.where(seen, dl, 0.0)
             p_rounded, dl_rounded = p.to(dtype), dl.to(dtype)
             if POST:
@@ -180,7 +180,7 @@ def _mix_rows_backward_kernel(
 
 
 class MixingGradients:
-    """The gradients of both mixings while chunks add to them: what each program of the kernels has summed."""
+    """The gradients of both mixings while chunks add to them: the sums of each program of the kernels."""
 
     def __init__(self, like: Tensor, heads: int) -> None:
         self.heads, self._device = heads, like.device
@@ -190,12 +190,12 @@ class MixingGradients:
 
     @functools.cached_property
     def partial(self) -> Tensor:
-        """`[2, programs, from, to]`, of pre (g, h) and of post (h, g): there once Triton's kernels add to it."""
+        """`[2, programs, from, to]`, of pre (g, h) and of post (h, g): allocated when Triton's kernels add to it."""
         shape = 2, self.programs, self._padded, self._padded
         return torch.zeros(shape, dtype=torch.float32, device=self._device)
 
     def add(self, dpre: Tensor | None, dpost: Tensor | None) -> None:
-        """Count `[H, H]` each that other kernels have summed."""
+        """Add `[H, H]` sums of other kernels."""
         self.others.append((dpre, dpost))
 
     def dpre(self) -> Tensor:
@@ -218,11 +218,11 @@ def mix_rows_backward(
     gradients: MixingGradients, *, chunk: Chunk, loss_scale: Tensor | None = None, write: bool = True,
     delta: Tensor | None = None, corrections: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """grad, of mixed probabilities, becomes that of scores, and if `write` scores become mixed probabilities.
+    """grad, the mixed probabilities' gradient, becomes the scores'; if `write`, scores become mixed probabilities.
 
-    scores and grad `[B, H, rows, pitch]`, logsumexp `[B, H, M]` of all queries. The owned rows of the chunk are added
-    to the `gradients` of the mixings, over the `loss_scale` of `backward.gradient_scale`. `delta [B, H, rows]` float32
-    is summed here unless it is known, of the probabilities that `mix_rows` has stored, with its `corrections`.
+    scores and grad `[B, H, rows, pitch]`, logsumexp `[B, H, M]` of all queries. The chunk's owned rows add to the
+    `gradients` of the mixings, divided by the `loss_scale` of `backward.gradient_scale`. The kernel sums `delta
+    [B, H, rows]` float32 unless it is given, for the probabilities that `mix_rows` stored, with its `corrections`.
     """
     batch, heads, rows, pitch = scores.shape
     launch(

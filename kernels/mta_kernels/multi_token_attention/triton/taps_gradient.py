@@ -1,8 +1,8 @@
 """The gradient of a convolution's taps: `dtaps[a, b] = sum grad[i, j] * x[i + offset + a, j - pad + b]` over a head.
 
-The banded matrices of `convolution` have gradients `sum x_a^T grad`, products on tensor cores of groups of INPUTS keys
-of a row with groups of OUTPUTS; their diagonals are summed to the taps. Each program sums its share of all chunks in a
-place of its own, so the results are the same from run to run.
+The banded matrices of `convolution` have gradients `sum x_a^T grad`: tensor cores multiply groups of INPUTS keys of a
+row by groups of OUTPUTS. Sums over diagonals are the taps' gradients. Each program sums its share of all chunks into
+its own buffer, so the results are the same from run to run.
 """
 
 # ruff: noqa: RUF005  # Triton compiles no unpacking into a tuple
@@ -30,13 +30,13 @@ from mta_kernels.multi_token_attention.triton.convolution import (
 )
 from mta_kernels.operation import Convolution
 
-# As CONVOLUTION, but rows are the fewest of a tile; and programs a multiprocessor, as many as it has registers for.
+# As CONVOLUTION, but `rows` is the fewest rows of a tile; and programs an SM, for which it has registers.
 TAPS_GRADIENT: dict[str, Any] = {"GROUPS": 16, "rows": 16, "STAGES": 2, "num_warps": 1, "maxnreg": 168, "programs": 12}
 
 
 @triton.jit
 def _add_tap(partial_ptr, tap, total, unit, TAPS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr):
-    """Adds `total * unit` to what this program has summed of a tap."""
+    """Adds `total * unit` to this program's sum for a tap."""
     place = partial_ptr + (tl.program_id(0).to(tl.int64) * TAPS + tap) * (INPUTS * OUTPUTS)
     place += tl.arange(0, INPUTS)[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
     tl.store(place, tl.load(place) + total * unit)
@@ -52,8 +52,8 @@ def _taps_gradient_kernel(
 ):  # fmt: skip
     """Adds a share of the owned rows of one head to `partial [B*H, shares, TAPS, INPUTS, OUTPUTS]`.
 
-    x, of which the convolution was, and grad, the gradient of what it gave, are `[B*H, rows, pitch]`. A row of each is
-    read once: that of x meets the TAPS rows of grad that saw it.
+    x, the convolution's input, and grad, the gradient of its output, are `[B*H, rows, pitch]`. A row of each is read
+    once: a row of x is multiplied by the TAPS rows of grad that saw it.
     """
     pitch = tl.multiple_of(pitch, 8)
     share = tl.program_id(0) % shares
@@ -83,7 +83,7 @@ def _taps_gradient_kernel(
             window = ()
             for _ in tl.static_range(TAPS - 1):
                 window = window + (tl.zeros([GROUPS, OUTPUTS], grad_ptr.dtype.element_ty),)
-            # window[n] is the row of grad n + 1 before this one, of which x is at tap n + 1.
+            # window[n] is the row of grad n + 1 before this one, whose product with x is for tap n + 1.
             for turn in tl.range(begin, stop + (TAPS - 1), TAPS, num_stages=STAGES):
                 for step in tl.static_range(TAPS):
                     row = turn + step
@@ -97,7 +97,7 @@ def _taps_gradient_kernel(
                         added = added + (tl.dot(x, window[tap], totals[tap], input_precision=PRECISION),)
                     totals = added
                     window = window[: TAPS - 1]
-            if SCALED and DOCUMENTS:  # rows that are no queries have added nothing
+            if SCALED and DOCUMENTS:  # rows that are no queries add nothing
                 inside = (first_row + begin >= 0) & (first_row + begin < query_rows)
                 scale = tl.load(loss_scale_ptr + first_position + begin, mask=inside, other=1.0)
                 emptied = ()
@@ -116,7 +116,7 @@ def _taps_gradient_kernel(
 
 @functools.cache
 def tile_rows(rows: int, key_tiles: int, shares: int, query_taps: int, fewest: int) -> int:
-    """Rows of a tile, of which the program with the most tiles of a head reads the fewest rows, halos and all."""
+    """Rows of a tile such that the program with the most tiles of a head reads the fewest rows, with halos."""
 
     def read(run: int) -> int:
         return cdiv(cdiv(rows, run) * key_tiles, shares) * cdiv(run + query_taps - 1, query_taps) * query_taps
@@ -135,7 +135,7 @@ class TapsGradient:
         self.partial = torch.zeros(shape, dtype=torch.float32, device=device)
 
     def add(self, x: Tensor, grad: Tensor, chunk: Chunk, loss_scale: Tensor | None) -> None:
-        """Count the owned rows of a chunk: x went into the convolution, grad is of what came out times `loss_scale`."""
+        """Add the owned rows of a chunk: x is the input, grad the gradient of the convolved x times `loss_scale`."""
         batch, heads, rows, pitch = x.shape
         bands = self.bands
         sizes = TAPS_GRADIENT if x.element_size() == 2 else {**TAPS_GRADIENT, **SMALL}
@@ -160,7 +160,7 @@ class TapsGradient:
         summed = self.partial.sum((0, 2))
         tap = torch.arange(self.convolution.key_taps, device=summed.device)[:, None]
         output = torch.arange(OUTPUTS.value, device=summed.device)
-        # Output n and tap b meet at input n + b + before - pad.
+        # Output n reads input n + b + before - pad by tap b.
         return summed[:, :, output + tap + (self.bands.before - self.convolution.pad), output.expand(len(tap), -1)].sum(
             -1
         )
