@@ -273,22 +273,14 @@ def history(
 
 
 @app.command(rich_help_panel="Look")
-def show(csv: o.CsvFile, where: o.Where = None, sort: o.Sort = None, json: o.PrintJson = False) -> int:
+def show(
+    csv: o.CsvFile, where: o.Where = None, sort: o.Sort = None, markdown: o.PrintMarkdown = False,
+    json: o.PrintJson = False,
+) -> int:  # fmt: skip
     """Print a results file as a table that fits the terminal."""
     from mtabench.commands.show import run
 
-    return run(csv, where or [], sort, json)
-
-
-@app.command(rich_help_panel="Look")
-def export(
-    csv: o.CsvFile, out: o.ExportOut = None, format_: o.ExportFormat = None, where: o.Where = None, sort: o.Sort = None,
-    overwrite: o.Overwrite = False,
-) -> int:  # fmt: skip
-    """Turn a results file into Markdown, LaTeX, Parquet, CSV for spreadsheets or JSON Lines."""
-    from mtabench.commands.export import run
-
-    return run(csv, out, format_, where or [], sort, overwrite)
+    return run(csv, where or [], sort, markdown, json)
 
 
 @results_app.command()

@@ -12,14 +12,6 @@ _LINKED = re.compile(r"://|www\.|@|#\d|:[a-z+-][\w+-]*:", re.IGNORECASE)
 _MARKDOWN = re.compile(r"[\\`*_{}\[\]#|~!$]")
 # Commands that GitHub's runner finds in a log: `::name` where a line starts, `##[name]` anywhere.
 _COMMAND = re.compile(r"^\s*::|##(?=\[)", re.MULTILINE)
-_FORMULA = re.compile("\\s*[=+@\uff1d\uff0b\uff0d\uff20-]")  # the wide forms of the signs as well
-_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
-_LATEX = {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
-    ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    **{character: f"{{{character}}}" for character in "\"'`-[]*"},  # ligatures, and arguments of the \\\\ before
-}  # fmt: skip
 
 
 def printable(text: str) -> str:
@@ -64,20 +56,3 @@ def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]], right: 
     """The lines of a table in Markdown, of texts that are safe already; columns of numbers are those to the `right`."""
     marks = ["---:" if one else "---" for one in right]
     return [f"| {' | '.join(row)} |" for row in (header, marks, *rows)]
-
-
-def in_latex(text: str) -> str:
-    """A text in LaTeX, in any engine and font: no command, and nothing but ASCII."""
-    return "".join(map(_latex, printable(text)))
-
-
-def _latex(character: str) -> str:
-    if character in _LATEX:
-        return _LATEX[character]
-    return character if character.isascii() else in_latex(character.encode("unicode_escape").decode())
-
-
-def in_spreadsheet(text: str) -> str:
-    """A field of a CSV file that a spreadsheet shows: what would be a formula begins with an apostrophe (OWASP)."""
-    text = printable(text)
-    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text

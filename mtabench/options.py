@@ -289,16 +289,7 @@ Where = Annotated[
     Option(metavar="<str>", help="Only rows such as impl=triton,eager,seq=1k..4k,status!=ok; * stands for any text."),
 ]
 Sort = Annotated[Text, Option(help="Columns to sort by, such as seq,-speedup; - puts the largest first.")]
-ExportOut = Annotated[
-    File, Output(*OUT, help="The file to write: .md, .tex, .parquet, .csv (for spreadsheets) or .jsonl.")
-]
-ExportFormat = Annotated[
-    Text,
-    Output(
-        "--format",
-        help="markdown, latex, parquet, csv or jsonl; that of the suffix of --out, or markdown, if not given.",
-    ),
-]
+PrintMarkdown = Annotated[bool, Output("--markdown", help="Print a table in GitHub's Markdown instead.")]
 Overwrite = Annotated[bool, Output("--overwrite", help="Replace --out if it is there.")]
 NewCsv = Annotated[Path, Output(*OUT, help="The results file to write; samples go beside it.")]
 Latest = Annotated[bool, Option("--latest", help="Of a cell that several files have, take the row that started last.")]

@@ -22,7 +22,7 @@ PURE = (
     "charts.kinds", "charts.labels", "charts.lines", "charts.panels", "charts.rows", "charts.style", "charts.text",
     "cluster_options", "cluster.crew", "cluster.groups",
     "cluster.local", "cluster.security", "cluster.team", "cluster.worker", "commands.compare", "commands.dashboard",
-    "commands.export", "commands.plot", "commands.report", "commands.results", "commands.show",
+    "commands.plot", "commands.report", "commands.results", "commands.show",
     "comparing.compare",
     "comparing.comparison_reports", "comparing.inference", "comparing.reporting",
     "comparing.revisions", "dashboard.changes", "dashboard.data", "dashboard.findings", "dashboard.histories",

@@ -19,7 +19,7 @@ def run(csv: Path, out: Path | None, overwrite: bool) -> int:
     UsageError before anything is written.
     """
     if out is not None and out.suffix == ".md":
-        raise UsageError(f"--out {out} is for the HTML page; for Markdown type mtabench export {csv} --out {out}")
+        raise UsageError(f"--out {out} is for the HTML page; for Markdown type mtabench show {csv} --markdown")
     page = out or csv.parent / f"{csv.stem}-report.html"
     check_outputs({"--out": page}, (csv, *samples_paths(csv)), overwrite, {"--out": GENERATOR})
     write_text(page, html_page(read_report(csv)))

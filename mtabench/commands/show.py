@@ -12,22 +12,23 @@ from rich.text import Text
 
 from mtabench import tables
 from mtabench.console import make_console
-from mtabench.escaping import printable
+from mtabench.escaping import in_log, printable
 from mtabench.json_output import print_json
 from mtabench.results.columns import values_of
-from mtabench.results.result_view import View, ViewColumn, make_view
-from mtabench.results.results_file import COLUMNS, read_file, text_of
+from mtabench.results.result_view import View, ViewColumn, make_view, markdown_of, up_to_rank
+from mtabench.results.results_file import COLUMNS, read_file, say_if_torn, text_of
 from mtabench.results.row_filter import parse_where, select, sort_key
 from mtabench.sweeps.table import STYLES
 
 STAYS_IN_ROW = ("seq", "impl", "splits")  # the rest of a problem can stand above its rows
 MOST_REASON = 500  # characters
+HIGHEST_RANK = 8  # of the columns in Markdown: a page is narrower than a screen
 ASCII = str.maketrans({"±": "+-", "·": "-"})
 
 Row = Mapping[str, str]
 
 
-def run(path: Path, where: Sequence[str], sort: str | None, as_json: bool) -> int:
+def run(path: Path, where: Sequence[str], sort: str | None, as_markdown: bool, as_json: bool) -> int:
     """Print the rows of a results file for which `where` holds; raises UsageError."""
     conditions, in_order = parse_where(where), sort_key(sort) if sort is not None else list
     file = read_file(path, with_rows=True)
@@ -35,6 +36,10 @@ def run(path: Path, where: Sequence[str], sort: str | None, as_json: bool) -> in
     if as_json:
         values = [values_of(row) for row in rows]
         print_json("show", {"file": path, "torn": file.torn, "rows": values})
+        return 0
+    if as_markdown:
+        say_if_torn(file)
+        print(in_log(markdown_of(up_to_rank(make_view(rows), HIGHEST_RANK))), end="")
         return 0
     notes = ["the file ends in the middle of a row, which is left out"] if file.torn else []
     view, console = make_view(rows), make_console()

@@ -1,6 +1,6 @@
 """The columns of results files, one entry each: all that the suite knows of a column stands in its entry.
 
-The writer's header, the reader's checks, merging, filters, `show`, `export`, `report` and the table in docs/results.md
+The writer's header, the reader's checks, merging, filters, `show`, `report` and the table in docs/results.md
 derive from these entries. A new column is one entry here; `python scripts/generate_docs.py` then writes its line there.
 """
 
@@ -41,8 +41,7 @@ class ResultColumn:
     `value` fills it in every row and `timed` in that of a timed cell; who computes it later assigns to the row.
     `merged` says how values of several processes become one. By default a measured number becomes the median, and
     anything else the first.
-    `heading` is its name in tables, if not that in the file. `shown` puts it into the tables of `show`, `export` and
-    `report`.
+    `heading` is its name in tables, if not that in the file. `shown` puts it into the tables of `show` and `report`.
     """
 
     name: str
@@ -97,16 +96,16 @@ def _attention_share(of: TimingFacts) -> float | None:
     return None if attention_ms is None or attention_ms > of.summary.median_ms else attention_ms / of.summary.median_ms
 
 
-_SIZE = Field(fields.count, numeric=True, parquet="Int64")
+_SIZE = Field(fields.count, numeric=True, kind="whole")
 # A text in a frame: empty tells cells apart, NaN not.
-_LATER_SIZE = Field(fields.optional(fields.count), parquet="Int64")
+_LATER_SIZE = Field(fields.optional(fields.count), kind="whole")
 
 TABLE: tuple[ResultColumn, ...] = (
     ResultColumn("schema_version", "version of this table", COUNT, value=lambda cell: SCHEMA_VERSION),
     ResultColumn("run_id", "one id a sweep", value=attrgetter("facts.run_id"), merged="joined"),
     ResultColumn(
         "started_utc", "start of the sweep in UTC; in files of `mtabench history` the time of the commit",
-        Field(fields.time_utc, parquet="time"), value=attrgetter("facts.started_utc"), merged="least",
+        Field(fields.time_utc), value=attrgetter("facts.started_utc"), merged="least",
     ),
     _cell(
         "pass", "`fwd`, `bwd` or `decode`; of a model `train`, `prefill` or `generate`", Field(fields.one_of(*PASSES))
@@ -121,7 +120,7 @@ TABLE: tuple[ResultColumn, ...] = (
     _cell("head_dim", "elements of a query or key", _SIZE, heading="head dim"),
     _cell("conv_q", "query taps of the convolution before the softmax", COUNT),
     _cell("conv_k", "key taps of the convolution before the softmax", COUNT),
-    _cell("causal", "whether a query sees no later key", Field(fields.flag, parquet="")),
+    _cell("causal", "whether a query sees no later key", Field(fields.flag, kind="flag")),
     _cell("splits", "of decode, the number of splits asked for, or `auto`", Field(fields.optional(fields.splits))),
     _cell(
         "mix", "heads mixed before and after the softmax: `heads` (all), or so many a group; else `BEFORE+AFTER`",
@@ -144,11 +143,11 @@ TABLE: tuple[ResultColumn, ...] = (
     ),
     _cell(
         "page_size", "of decode, keys of a page; empty where the cache is contiguous",
-        Field(fields.optional(fields.one_of(*map(str, PAGE_SIZES))), parquet="Int64"), heading="page size", since=8,
+        Field(fields.optional(fields.one_of(*map(str, PAGE_SIZES))), kind="whole"), heading="page size", since=8,
     ),
     ResultColumn(
         "splits_used", "splits that a decode kernel took; where `splits` is `auto`, what it chose",
-        Field(fields.optional(fields.count), parquet="Int64"), value=_splits_used,
+        Field(fields.optional(fields.count), kind="whole"), value=_splits_used,
     ),
     ResultColumn(
         "status", "`ok`, `unsupported`, `wrong`, `oom`, `error`, `timeout` or `invalid`",

@@ -116,29 +116,28 @@ gate = typed(gate_of, "one, full or none")
 
 
 class Field(NamedTuple):
-    """What a column may hold: its check (None: any text), and its type in frames and in Parquet.
+    """What a column may hold: its check (None: any text), and what its texts stand for.
 
-    A `numeric` column is of floats in a frame, NaN where empty, and any other of texts. `parquet` names the pandas type
-    that Parquet keeps, or is empty where that is the frame's.
+    A `numeric` column is of floats in a frame, NaN where empty, and any other of texts.
     """
 
     check: Check | None = None
     numeric: bool = False
-    parquet: Literal["", "string", "Int64", "boolean", "time"] = "string"
+    kind: Literal["text", "number", "whole", "flag"] = "text"
 
     def value(self, text: str) -> str | int | float | bool | None:
         """A checked text as the value that it stands for, None where nothing is known."""
         if not text:
             return None
-        if self.check is flag or self.parquet == "boolean":
+        if self.kind == "flag":
             return text == "true"
-        if self.parquet == "Int64":
+        if self.kind == "whole":
             return int(text)
-        return float(text) if self.numeric else text
+        return float(text) if self.kind == "number" else text
 
 
 TEXT = Field()
-NUMBER = Field(optional(quantity), numeric=True, parquet="")
-TIME_MS = Field(optional(positive), numeric=True, parquet="")
-COUNT = Field(optional(count), numeric=True, parquet="Int64")
-FLAG = Field(optional(flag), parquet="boolean")
+NUMBER = Field(optional(quantity), numeric=True, kind="number")
+TIME_MS = Field(optional(positive), numeric=True, kind="number")
+COUNT = Field(optional(count), numeric=True, kind="whole")
+FLAG = Field(optional(flag), kind="flag")

@@ -70,26 +70,22 @@ def _is_stream(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
-def write_text(path: Path, text: str | bytes) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write a text to a file that takes the place of `path`, of what it links to, or to a pipe; raises UsageError."""
     if _is_stream(path):
         append_text(path, text)
         return
     with written(path.resolve()) as file:
-        file.write(_encoded(text))
+        file.write(text.encode())
 
 
-def append_text(path: Path, text: str | bytes) -> None:
+def append_text(path: Path, text: str) -> None:
     """Add a text to the end of a file; raises UsageError if that fails."""
     try:
         with path.open("ab") as file:
-            file.write(_encoded(text))
+            file.write(text.encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another name") from error
-
-
-def _encoded(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else text
 
 
 @contextmanager

@@ -22,7 +22,7 @@ FILTERS = (
     *(name for name in COLUMNS if name not in (*MEASURED_COLUMNS, *OPERATION_COLUMNS, "schema_version", "repro")),
     *(name for name in MEASURED_COLUMNS if name not in NUMERIC_COLUMNS),
 )
-COUNTS = tuple(column.name for column in TABLE if column.field.parquet == "Int64" and column.name in FILTERS)
+COUNTS = tuple(column.name for column in TABLE if column.field.kind == "whole" and column.name in FILTERS)
 MOST_LISTED = 12
 
 _CONDITION = re.compile(r"\s*([\w-]+)\s*(!?=)(.*)", re.ASCII | re.DOTALL)

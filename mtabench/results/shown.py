@@ -1,4 +1,4 @@
-"""How a column is shown in a table of texts: by `show`, `export` and `report`."""
+"""How a column is shown in a table of texts: by `show` and `report`."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_every_command_is_in_the_documents():
         ("fwd --no-such-option", "--no-such-option"),
         ("fwd stray", "(`mtabench fwd --help` shows what there is)"),
         ("forward", "(`mtabench --help` shows what there is)"),
-        (f"report {RESULTS_THERE} --out page.md", "for Markdown type mtabench export"),
+        (f"report {RESULTS_THERE} --out page.md", "for Markdown type mtabench show"),
         ("fwd --resume --device cpu", "--resume needs --out"),
         ("fwd --splits 2", "--splits"),
         ("bwd --splits auto", "--splits"),

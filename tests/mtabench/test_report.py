@@ -84,7 +84,7 @@ def test_who_is_wrong_in_a_cell_is_no_large_figure(tmp_path):
 def test_hostile_texts_are_text_in_markdown_and_no_command_of_them_is_offered(mtabench, tmp_path):
     path = poison(measured(tmp_path / "a.csv"))
     assert set(map(command_of, read_file(path).rows())) == {""}  # none that mtabench would write
-    text = mtabench("export", path)[1]
+    text = mtabench("show", path, "--markdown")[1]
     assert not re.search(r"<(?!!-- -->|/?code>)", text)
     assert not re.search(r"(?<!\\)\[|://|(?<!\\)!\[|@\w|www\.", text)
     assert not re.search(r"[\x00-\x08\x1b\u2028\u202e]", text)

@@ -70,7 +70,7 @@ def test_show_and_report_have_the_same_interval_and_the_same_marks(mtabench, tmp
     report = read_report(path)
     assert [column.texts[1][0] == "~" for column in report.view.columns if column.name == "median"] == [True]
     assert report.figures[-1].words == "cells with a valid time; 1 did not settle"
-    _, exported, _ = mtabench("export", "a.csv")
+    _, exported, _ = mtabench("show", "a.csv", "--markdown")
     assert "median: \\~ did not settle" in exported
     assert r"| \~8." in exported
 

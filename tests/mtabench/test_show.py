@@ -10,6 +10,9 @@ from command_line import refused
 from rich.cells import cell_len
 from written_runs import case, rounds, write_run
 
+from mtabench.results.results_file import read_file
+from mtabench.results.writer import Writer
+
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "results" / "nvidia-h200").glob("[bdf]*.csv"))
 KEPT = [path for path in FILES if path.read_text().startswith("schema_version,")]  # others are no sweep's
@@ -186,3 +189,37 @@ def test_a_reader_that_goes_away_is_no_error(path):
     done = subprocess.run(["bash", "-c", command], capture_output=True, env=environment, text=True)
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) == 1
+
+
+def test_markdown_has_the_same_table_and_says_that_a_file_is_torn(mtabench, path):
+    code, out, err = mtabench("show", "a.csv", "--markdown")
+    assert (code, err) == (0, "")
+    rows = [line for line in out.splitlines() if line.startswith("|")]
+    assert rows[0].startswith("| seq | impl | median \\[ms\\] | ± \\[%\\] |")
+    assert rows[1].startswith("| ---: | --- | ---: | ---: |")
+    assert len({row.count("|") for row in rows}) == 1
+    assert len(rows) == 6
+    assert out.splitlines()[-1] == "\\[1\\] needs 30 GiB of memory, and 20 GiB are free"
+    path.write_text(path.read_text()[:-40])
+    for words in (("show", "a.csv", "--markdown"), ("plot", "a.csv")):
+        code, out, err = mtabench(*words)
+        assert (code, err) == (0, "a.csv ends in the middle of a row, which is left out\n")
+        assert out
+
+
+@pytest.mark.parametrize("as_saved", [
+    lambda text: b"\xef\xbb\xbf" + text,
+    lambda text: text.replace(b"\n", b"\r\n"),
+    lambda text: text.rstrip(b"\n"),
+    lambda text: text + b"\r\n\n",
+], ids=["mark", "crlf", "no end", "empty lines"])  # fmt: skip
+def test_files_are_read_as_other_editors_save_them(path, as_saved):
+    expected = read_file(path).rows()
+    path.write_bytes(as_saved(path.read_bytes()))
+    file = read_file(path)
+    assert not file.torn
+    assert [row["repro"] for row in file.rows()] == [row["repro"] for row in expected]
+    with Writer(path, resume=True) as writer:  # a sweep goes on behind the last row
+        assert len(writer.done) == len(expected)
+        writer.write([row | {"seq": "7"} for row in expected[:1]])
+    assert len(read_file(path).rows()) == len(expected) + 1

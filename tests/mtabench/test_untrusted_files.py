@@ -188,7 +188,7 @@ def test_what_is_no_results_file_is_refused(mtabench, tmp_path, change, sentence
 @pytest.mark.parametrize(
     "words",
     [
-        ("show", "{}"), ("export", "{}"), ("report", "{}"), ("plot", "{}"), ("roofline", "{}"),
+        ("show", "{}"), ("report", "{}"), ("plot", "{}"), ("roofline", "{}"),
         ("compare", "{}", "a.csv"), ("results", "merge", "{}", "a.csv", "--out", "b.csv"),
     ],
     ids=lambda words: words[0],
@@ -241,8 +241,7 @@ def test_what_a_terminal_would_obey_is_visible_wherever_a_file_is_read(tmp_path)
 
 COMMANDS = (
     ("show", "a.csv"),
-    ("export", "a.csv"),
-    ("export", "a.csv", "--format", "latex"),
+    ("show", "a.csv", "--markdown"),
     ("results", "select", "a.csv", "--where", "status=ok", "--out", "new.csv"),
     ("results", "merge", "a.csv", "b.csv", "--latest", "--out", "new.csv"),
     ("compare", "a.csv", "b.csv"),

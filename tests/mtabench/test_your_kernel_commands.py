@@ -188,7 +188,7 @@ def test_a_stranger_s_results_load_nothing(mtabench, tmp_path):
                 text = text.replace(ours, theirs)
             file.write_text(text)
     commands = ["show base.csv", "compare base.csv head.csv", "plot base.csv --out charts --kind time",
-                "report base.csv --out page.html", "export base.csv --out table.md", "dashboard . --out site",
+                "report base.csv --out page.html", "show base.csv --markdown", "dashboard . --out site",
                 "results merge base.csv head.csv --latest --out all.csv"]  # fmt: skip
     for command in commands:
         code, out, err = mtabench(*command.split())
