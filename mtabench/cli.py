@@ -168,9 +168,8 @@ def inspect_(
 ) -> int:  # fmt: skip
     """Compile the kernels for GPUs that are not there. Shows registers, spills, occupancy and what limits it."""
     from mtabench.commands.inspect import run
-    from mtabench.static.shapes import ShapeFilter
 
-    asked = ShapeFilter(options.head_dim, options.conv, options.dtype, options.seq, causal)
+    asked = {name: getattr(options, name) for name in ("head_dim", "conv", "dtype", "seq")} | {"causal": causal}
     return run(target, kernel, asked, all_shapes, baseline, accept, json_file, overwrite)
 
 

@@ -1,13 +1,13 @@
-"""What the person reads on standard output: lines, numbers, and how many columns a terminal has room for."""
+"""What the person reads on standard output: lines, numbers, and how wide a terminal is."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO, TypeVar
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.status import Status
@@ -16,16 +16,6 @@ from mtabench.escaping import in_log, printable
 
 PIPE_WIDTH = 160
 SMALL_RATE = 1e-3  # TFLOP/s
-
-
-class Ranked(Protocol):
-    """A column of any table: rank 0 always stays."""
-
-    @property
-    def rank(self) -> int: ...
-
-
-AnyColumn = TypeVar("AnyColumn", bound=Ranked)
 
 
 class PipeTolerantWriter:
@@ -134,17 +124,3 @@ def significant(value: float, digits: int = 4, *, zeros: bool = False) -> str:
 def flop_unit(tflops: Iterable[float]) -> tuple[str, float]:
     """The unit for rates given in TFLOP/s, and the factor to it: GFLOP/s if one would be less than a thousandth."""
     return ("GFLOP/s", 1e3) if min((rate for rate in tflops if rate), default=1.0) < SMALL_RATE else ("TFLOP/s", 1.0)
-
-
-def leave_out(
-    columns: Sequence[AnyColumn], fits: Callable[[list[AnyColumn]], bool]
-) -> tuple[list[AnyColumn], list[AnyColumn]]:
-    """The columns that stay, and those left out, the highest rank first, until the others fit or have no rank."""
-    kept, left_out = list(columns), []
-    while not fits(kept):
-        worst = max(kept, key=lambda column: column.rank)
-        if not worst.rank:
-            break
-        kept.remove(worst)
-        left_out.append(worst)
-    return kept, left_out

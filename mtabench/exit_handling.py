@@ -21,7 +21,7 @@ from mtabench.prose import wrapped
 
 # What a path may be that no check of an option foresaw: in a folder that this user may not enter, or too long.
 UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
-STOPPED = 130  # by Ctrl-C or SIGTERM
+STOPPED = 130  # by Ctrl-C, SIGTERM or SIGHUP
 JUDGES = ("ab", "compare", "inspect", "verify")  # their exit codes say what they found, once they have ended
 
 
@@ -79,7 +79,7 @@ def run_and_exit(command: Callable[[], Any]) -> NoReturn:
 
 @contextmanager
 def _noting_stops() -> Iterator[list[int]]:
-    """A list that is no longer empty once Ctrl-C was pressed or SIGTERM came, which is taken as Ctrl-C.
+    """A list that is no longer empty once Ctrl-C was pressed, or SIGTERM or SIGHUP came, which are taken as Ctrl-C.
 
     Torch and numpy swallow a KeyboardInterrupt in the middle of their imports, and break later in other ways.
     """
@@ -90,7 +90,9 @@ def _noting_stops() -> Iterator[list[int]]:
         raise KeyboardInterrupt
 
     # They are others where a signal is ignored, as Ctrl-C by a shell's background jobs.
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    usual = {
+        signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL
+    }  # fmt: skip
     taken = {number: was for number, was in usual.items() if signal.getsignal(number) is was}
     for number in taken:
         signal.signal(number, handle)

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from mtabench.console import has_width, leave_out
+from mtabench.console import has_width
 from mtabench.escaping import in_log, printable
 from mtabench.prose import wrapped
 
@@ -68,8 +68,10 @@ def width_of(columns: Sequence[Column]) -> int:
 
 def fitted(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column], list[Column]]:
     """What stands above groups of rows, what is in the table, and what is left out to fit the width."""
-    kept, dropped = leave_out(columns, lambda some: width_of(some) <= width)
-    above = []
+    kept, dropped, above = list(columns), [], []
+    while width_of(kept) > width and (worst := max(kept, key=lambda column: column.rank)).rank:
+        kept.remove(worst)
+        dropped.append(worst)
     for column in [column for column in kept if column.apart]:
         if width_of(kept) <= width:
             break
@@ -78,8 +80,8 @@ def fitted(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Co
     return above, kept, dropped
 
 
-def lines(columns: Sequence[Column], above: Sequence[Column] = (), styles: Sequence[str] = ()) -> Iterator[Text]:
-    """The headings and a line a row, in its style of `styles`; groups of rows below what they share in `above`."""
+def lines(columns: Sequence[Column], above: Sequence[Column] = ()) -> Iterator[Text]:
+    """The headings and a line a row; groups of rows below what they share in `above`."""
     headings = [column.heading.split("\n") for column in columns]
     height = max(map(len, headings))
     widths = [column.width for column in columns]
@@ -98,24 +100,24 @@ def lines(columns: Sequence[Column], above: Sequence[Column] = (), styles: Seque
             words = (f"{column.name} {text or '-'}" for column, text in zip(above, texts, strict=True))
             yield Text(", ".join(words), "bold")
         for i in members:
-            yield _joined([column.texts[i] for column in columns], columns, widths, styles[i] if styles else "")
+            yield _joined([column.texts[i] for column in columns], columns, widths, "")
 
 
-def blocks(columns: Sequence[Column], width: int, keep: int = 1) -> list[list[Column]]:
-    """The columns in tables that fit the width, the first `keep` in each."""
-    first, others = list(columns[:keep]), list(columns[keep:])
-    found = [first]
+def blocks(columns: Sequence[Column], width: int) -> list[list[Column]]:
+    """The columns in tables that fit the width, the first in each."""
+    first, *others = columns
+    found = [[first]]
     for column in others:
-        if len(found[-1]) > keep and width_of([*found[-1], column]) > width:
-            found.append(first)
-        found[-1] = [*found[-1], column]
+        if len(found[-1]) > 1 and width_of([*found[-1], column]) > width:
+            found.append([first])
+        found[-1].append(column)
     return found
 
 
-def print_columns(console: Console, columns: Sequence[Column], keep: int = 1, styles: Sequence[str] = ()) -> None:
-    """Print a table in as many blocks as the terminal's width asks for, the first `keep` columns in each."""
-    for number, block in enumerate(blocks(columns, console.width, keep)):
-        print_lines(console, [*[Text("")] * bool(number), *lines(block, styles=styles)])
+def print_columns(console: Console, columns: Sequence[Column]) -> None:
+    """Print a table in as many blocks as the terminal's width asks for, the first column in each."""
+    for number, block in enumerate(blocks(columns, console.width)):
+        print_lines(console, [*[Text("")] * bool(number), *lines(block)])
 
 
 def print_lines(console: Console, texts: Iterable[Text]) -> None:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mtabench.comparing.compare import parse_threshold
 from mtabench.console import make_console, say
 from mtabench.dashboard.data import DashboardSettings, Json, dashboard_data
-from mtabench.dashboard.files import Archive, Progress, read_archive
+from mtabench.dashboard.files import Archive, read_archive
 from mtabench.dashboard.findings import SURE, find
 from mtabench.dashboard.site import check_site, site_files, write_site
 from mtabench.errors import UsageError
 from mtabench.prose import plural
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 MOST_SHOWN = 5
 MOST_DAYS = 36_500
-SECONDS_BETWEEN_LINES = 10
 
 _URL = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?(/[A-Za-z0-9._~/\-]*)?")
 
@@ -37,10 +30,10 @@ def run(results: Path, out: Path, repo_url: str | None, title: str | None, thres
     address = _repo_url(repo_url) if repo_url else ""
     check_site(out)
     console = make_console()
-    with _progress(console, "reading files") as progress:
-        archive = read_archive(results, progress)
-    with _progress(console, "looking for changes") as progress:
-        findings = find(archive.runs, archive.histories, share, days, progress)
+    with console.status("reading files"):
+        archive = read_archive(results)
+    with console.status("looking for changes"):
+        findings = find(archive.runs, archive.histories, share, days)
     made = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     data = dashboard_data(
         archive, findings, DashboardSettings(title or "Performance history", share, days, address, made)
@@ -82,25 +75,6 @@ def _slowdowns(data: Json) -> Iterator[str]:
             f"{others} to slower, probably the machine: "
             "the same commit before and after, or plain attention changed alike"
         )
-
-
-@contextmanager
-def _progress(console: Console, what: str) -> Iterator[Progress]:
-    """A bar on a terminal; in a log a line now and then."""
-    from rich.progress import Progress as Bar
-
-    said = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        nonlocal said
-        bar.update(task, completed=done, total=total)
-        if not console.is_terminal and time.monotonic() - said > SECONDS_BETWEEN_LINES:
-            said = time.monotonic()
-            say(console, f"{what}: {done} of {total}")
-
-    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield show
 
 
 def _headline(data: Json, event: Json) -> str:

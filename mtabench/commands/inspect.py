@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -19,15 +20,15 @@ from mtabench.static.compiling import short_name
 from mtabench.static.limits import DEFAULT_TARGETS, TARGETS, Limits, limits_of
 from mtabench.static.plans import SOURCES
 from mtabench.static.records import Inspection, Kernel
-from mtabench.static.shapes import ALL_SHAPES, Shape, ShapeFilter, chosen_shapes
+from mtabench.static.shapes import ALL_SHAPES, Shape, chosen_shapes
 from mtabench.tables import print_columns, print_prose
 
 NOT_COMPARABLE = 5
 
 
 def run(
-    target: str | None, kernel: str | None, asked: ShapeFilter, all_shapes: bool, baseline: Path | None, accept: bool,
-    json_file: Path | None, overwrite: bool = False,
+    target: str | None, kernel: str | None, asked: Mapping[str, Any], all_shapes: bool, baseline: Path | None,
+    accept: bool, json_file: Path | None, overwrite: bool = False,
 ) -> int:  # fmt: skip
     """Compile and show, or compare with a baseline; the exit code. What was compiled is written to `json_file`.
 
@@ -38,7 +39,9 @@ def run(
     base = None if baseline is None else records.read_json(baseline)
     if json_file is not None:
         check_outputs({"--json-file": json_file}, [baseline] if baseline else [], overwrite)
-    if accept and (baseline is None or all_shapes or target or kernel or asked != ShapeFilter()):
+    if accept and (
+        baseline is None or all_shapes or target or kernel or any(value is not None for value in asked.values())
+    ):
         raise UsageError("--accept replaces a whole baseline: it needs --baseline FILE, and no target, kernel or shape")
     names = tuple(map(short_name, axes.parse_names(kernel, "--kernel"))) if kernel is not None else ()
     targets = _targets(target, base)

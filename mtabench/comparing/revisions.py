@@ -5,7 +5,6 @@ It is a checkout of this project, or one of another whose kernels stand in files
 
 from __future__ import annotations
 
-import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -129,14 +128,14 @@ def working_tree(checkout: Checkout) -> Revision:
 
 @contextmanager
 def folders_of(checkout: Checkout, revisions: Mapping[str, Revision]) -> Iterator[dict[str, Path]]:
-    """A worktree of each revision, by the given names, removed at the end however it comes, SIGTERM included.
+    """A worktree of each revision, by the given names, removed at the end however it comes.
 
     A dirty revision is the checkout itself. The others lie in folders whose paths are as long as each other if their
     names are: a path's length is known to move what is timed (Mytkowicz et al., "Producing wrong data without doing
     anything obviously wrong!", ASPLOS 2009).
     """
     root = checkout.root
-    with _terminated_as_exit(), tempfile.TemporaryDirectory(prefix="mtabench-") as parent:
+    with tempfile.TemporaryDirectory(prefix="mtabench-") as parent:
         folders = {name: root if found.dirty else Path(parent, name) for name, found in revisions.items()}
         parts: list[Path] = []
         try:
@@ -180,18 +179,3 @@ def _add_submodules(root: Path, folder: Path, revision: Revision, parts: list[Pa
         parts.append(there)
         git(there, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(folder / path), sha)
         _add_submodules(there, folder / path, revision, parts)
-
-
-@contextmanager
-def _terminated_as_exit() -> Iterator[None]:
-    """What cleans up on the way out does so after SIGTERM and SIGHUP as well."""
-
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +18,6 @@ OTHER = "other CSV files"
 LINKS = "links"
 EMPTY = "files without rows"
 FOR_OTHERS = "rows of Triton compiled for another GPU"  # no slower code of the same cell
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +36,15 @@ class Archive:
     broken: Sequence[tuple[str, str]]
 
 
-def read_archive(folder: Path, progress: Progress = lambda done, total: None) -> Archive:
-    """Read every results file below a folder; `progress` is called with the files done and their number.
+def read_archive(folder: Path) -> Archive:
+    """Read every results file below a folder.
 
     Raises UsageError if there is no such folder, if nothing in it can be read, or if it is too much for a page.
     """
     paths, skipped = _results_files(folder)
     collector = Collector()
     broken = []
-    for done, path in enumerate(paths):
-        progress(done, len(paths))
+    for path in paths:
         name = str(path.relative_to(folder))
         try:
             columns = _without_other_gpus(read_file(path).columns, skipped)
@@ -59,7 +56,6 @@ def read_archive(folder: Path, progress: Progress = lambda done, total: None) ->
             raise UsageError(f"{folder} cannot become a page: {error}") from None
         except UsageError as error:
             broken.append((name, str(error).replace(str(path), name)))
-    progress(len(paths), len(paths))
     runs, histories = collector.histories()
     if not histories:
         why = f": {broken[0][1]}" if broken else f": {EMPTY}: {skipped[EMPTY]}" if skipped[EMPTY] else ""

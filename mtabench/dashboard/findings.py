@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -114,24 +114,14 @@ class Findings:
         return {name: counts[name] for name in NEWS} | {"broken": broken, "compared": self.compared}
 
 
-def find(
-    runs: Sequence[HistoryRun],
-    histories: Sequence[History],
-    threshold: float,
-    days: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Findings:
+def find(runs: Sequence[HistoryRun], histories: Sequence[History], threshold: float, days: int) -> Findings:
     """Look for changes of at least `threshold` in every history; those of a device's last `days` of runs are news.
 
-    The last run is the newest that does not lie in the future, where a clock was wrong. `progress` is called with the
-    histories done and their number. Raises UsageError if ruptures is not installed.
+    The last run is the newest that does not lie in the future, where a clock was wrong. Raises UsageError if ruptures
+    is not installed.
     """
-    changes = []
     yardsticks = Yardsticks(histories)
-    for cell, history in enumerate(histories):
-        progress(cell, len(histories))
-        changes.append(_changes(runs, cell, history, yardsticks, threshold))
-    progress(len(histories), len(histories))
+    changes = [_changes(runs, cell, history, yardsticks, threshold) for cell, history in enumerate(histories)]
     recent = _recent(runs, timedelta(days=days))
     events = _events(runs, histories, [one for found in changes for one in found], recent)
     failures = [failure for cell, history in enumerate(histories) if (failure := _failure(cell, history))]

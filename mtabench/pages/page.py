@@ -24,21 +24,20 @@ ESCAPED = {character: f"\\u{ord(character):04x}" for character in "<>&\N{LINE SE
 
 
 def build_page(title: str, body: str, data: object, scripts: Sequence[str], styles: Sequence[str] = ()) -> str:
-    """A whole page: `title` above `body`, with a button for light and dark.
+    """A whole page: `title` above `body`, light or dark as the system is.
 
     `title` is text and may come from anywhere. `body` is HTML of ours: nothing from a file belongs in it. `data` is
     what the page shows, in JSON's types without NaN; scripts read it by `pageData()`. `scripts` are the names of
-    files in `assets/`, run in this order at the end of the page. `styles` are style sheets in `assets/` that follow
+    files in `assets/`, run in this order behind page.js. `styles` are style sheets in `assets/` that follow
     theme.css. Write the page as UTF-8 with "\\n" at the ends of lines: the hashes are of these bytes.
 
     Raises ValueError for a NaN or infinity in `data`.
     """
-    first = [_asset("page.js")]  # in the head, so that the page never shows in the wrong colours
-    last = list(map(_asset, scripts))
+    ours = list(map(_asset, ("page.js", *scripts)))
     policy = "; ".join(
         (
             "default-src 'none'",
-            f"script-src {' '.join(map(_hash, [*first, *last]))}",
+            f"script-src {' '.join(map(_hash, ours))}",
             "style-src 'unsafe-inline'",
             "img-src data:",
             "base-uri 'none'",
@@ -58,17 +57,13 @@ def build_page(title: str, body: str, data: object, scripts: Sequence[str], styl
         '<link rel="icon" href="data:,">',
         f"<title>{name}</title>",
         *(f"<style>\n{sheet}</style>" for sheet in (style_sheet(), *map(_asset, ("theme.css", *styles)))),
-        *map(_element, first),
         "</head>",
         "<body>",
-        '<header class="page-header">',
-        f"<h1>{name}</h1>",
-        '<button type="button" id="theme-toggle" hidden></button>',
-        "</header>",
+        f"<header><h1>{name}</h1></header>",
         "<noscript><p>This page is drawn by the scripts inside it, and scripts are turned off.</p></noscript>",
         f"<main>\n{body.replace(' %', '&nbsp;%')}\n</main>",  # a number stays with its sign
         f'<script type="application/json" id="data">{embedded_json(data)}</script>',
-        *map(_element, last),
+        *map(_element, ours),
         "</body>",
         "</html>",
     )

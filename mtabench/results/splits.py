@@ -22,11 +22,6 @@ class Choice:
             return 0.0
         return max(0.0, float(self.auto["median_ms"]) / float(self.best["median_ms"]) - 1)
 
-    @property
-    def overlap(self) -> bool:
-        """Whether the 95 % intervals of the two medians have a time in common."""
-        return float(self.auto["ci95_low_ms"]) <= float(self.best["ci95_high_ms"])
-
 
 def choices(rows: Iterable[Row]) -> Iterator[Choice]:
     """What auto chose wherever it and at least one number have a valid time, in the order of the rows."""

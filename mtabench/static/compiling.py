@@ -209,8 +209,6 @@ class _Compilation:
             warps_per_sm=held.warps,
             occupancy=round(held.share, 4),
             limited_by=", ".join(held.limited_by),
-            registers_for_more=held.registers_for_more,
-            shared_for_more_bytes=held.shared_for_more,
         )
 
     def _add(self, name: str, **known: Any) -> None:

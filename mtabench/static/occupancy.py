@@ -22,18 +22,12 @@ REGISTERS, SHARED, TENSOR, WARPS, BLOCKS = "registers", "shared memory", "tensor
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Blocks and warps of a kernel that an SM holds, their share of its warps, and the resources that run out first.
-
-    `registers_for_more` a thread and `shared_for_more` bytes a block are the most with which each of these two, by
-    itself, would leave room for one more block; None where it does not limit, or nothing is that small.
-    """
+    """Blocks and warps of a kernel that an SM holds, their share of its warps, and the resources that run out first."""
 
     blocks: int
     warps: int
     share: float
     limited_by: tuple[str, ...]
-    registers_for_more: int | None
-    shared_for_more: int | None
 
 
 def occupancy(limits: Limits, *, warps: int, registers: int, shared_bytes: int, tensor_memory: int = 0) -> Occupancy:
@@ -53,16 +47,7 @@ def occupancy(limits: Limits, *, warps: int, registers: int, shared_bytes: int, 
         blocks[TENSOR] = limits.tensor_memory // tensor_memory
     fewest = min(blocks.values())
     limited_by = tuple(name for name, count in blocks.items() if count == fewest)
-    fewer = (count for count in range(registers, 0, -1) if _by_registers(warps, count) > fewest)
-    smaller = limits.shared_per_sm // (fewest + 1) // SHARED_UNIT * SHARED_UNIT - RESERVED_SHARED_BYTES
-    return Occupancy(
-        fewest,
-        fewest * warps,
-        fewest * warps / limits.warps_per_sm,
-        limited_by,
-        next(fewer, None) if REGISTERS in limited_by else None,
-        min(smaller, limits.shared_per_block) if SHARED in limited_by and smaller >= 0 else None,
-    )
+    return Occupancy(fewest, fewest * warps, fewest * warps / limits.warps_per_sm, limited_by)
 
 
 def _by_registers(warps: int, registers: int) -> int:

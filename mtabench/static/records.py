@@ -48,8 +48,6 @@ class Kernel:
     warps_per_sm: int | None = None
     occupancy: float | None = None  # the share of the warps that an SM can hold
     limited_by: str = ""  # the resources that keep an SM from holding one more block
-    registers_for_more: int | None = None  # the most that would leave room for one more block; None: they do not limit
-    shared_for_more_bytes: int | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:

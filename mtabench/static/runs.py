@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from mtabench.errors import MtabenchError
@@ -64,22 +64,16 @@ def _jobs(
 
 def _results(jobs: Sequence[Job]) -> Iterator[tuple[Job, Any]]:
     """What the processes send, and the exception of one that died, as it comes."""
-    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    for job in jobs:
-        waiting.put(job)
+    free = threading.Semaphore(cpus())
 
     def compile_one(job: Job, give: Callable[[tuple[Job, Any]], None]) -> None:
         try:
-            call_in_process(compile_job, (job,), LONGEST_S, lambda message: give((job, message)))
+            with free:
+                call_in_process(compile_job, (job,), LONGEST_S, lambda message: give((job, message)))
         except (ProcessEndedError, TimeoutError) as error:
             give((job, error))
 
-    def work(give: Callable[[tuple[Job, Any]], None]) -> None:
-        with suppress(queue.Empty):
-            while True:
-                compile_one(waiting.get_nowait(), give)
-
-    return in_threads([work] * min(cpus(), len(jobs)))
+    return in_threads([partial(compile_one, job) for job in jobs])
 
 
 def cpus() -> int:

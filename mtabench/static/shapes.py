@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mta_kernels.operation import Operation
@@ -65,23 +65,13 @@ ALL_SHAPES = (
 DEFAULT_SHAPES = ALL_SHAPES[:2]
 
 
-@dataclass(frozen=True, slots=True)
-class ShapeFilter:
-    """Shape options as typed; None where an option was not given."""
-
-    head_dim: str | None = None
-    conv: str | None = None
-    dtype: str | None = None
-    seq: str | None = None
-    causal: bool | None = None
-
-
-def chosen_shapes(asked: ShapeFilter, among: Sequence[Shape] | None) -> list[Shape]:
+def chosen_shapes(asked: Mapping[str, Any], among: Sequence[Shape] | None) -> list[Shape]:
     """The shapes to compile for: of those in `among`, the ones that fit what is asked; else all combinations asked for.
 
-    Raises UsageError for options that cannot be read, and where none of `among` fits.
+    `asked` has options by their names in READERS as typed, None where one was not given. Raises UsageError for options
+    that cannot be read, and where none of `among` fits.
     """
-    wanted = {name: READERS[name](given) for name, given in asdict(asked).items() if given is not None}
+    wanted = {name: READERS[name](given) for name, given in asked.items() if given is not None}
     if among is None:
         if not wanted:
             return list(DEFAULT_SHAPES)
@@ -108,7 +98,7 @@ def _head_dims(text: str) -> list[int]:
     return head_dims
 
 
-# The values that each option of a ShapeFilter names.
+# The values that each option of a shape names.
 READERS: dict[str, Callable[[Any], list]] = {
     "head_dim": _head_dims,
     "conv": axes.parse_convs,

@@ -8,14 +8,12 @@ from itertools import groupby
 from rich.text import Text
 
 from mtabench.static.limits import Limits
-from mtabench.static.occupancy import REGISTERS, SHARED, TENSOR
 from mtabench.static.records import DOES_NOT_FIT, FAILED, SKIPPED, Kernel
 from mtabench.tables import Cell, Column, as_columns, numbered
 
 LEGEND = (
     "spill: bytes that a thread's spill instructions store+load. shared: KiB a block. blocks, occ.: what an SM holds "
-    "at once, and its share of the warps that fit there. limited by: what leaves no room for one more block, and the "
-    "most of it that would (regs<=168: one more block with 168 registers or fewer; tmem: columns of tensor memory)."
+    "at once, and its share of the warps that fit there. limited by: what leaves no room for one more block."
 )
 RESOURCES = ("kernel", "warps", "stages", "regs", "spill", "shared", "blocks", "occ.", "limited by")
 LEFT = ("kernel", "limited by")
@@ -67,21 +65,7 @@ def _resources(rows: Sequence[Kernel], marks: Mapping[str, str]) -> list[Column]
                 f"{(row.shared_bytes or 0) / 1024:.1f}",
                 f"{row.blocks_per_sm}",
                 f"{row.occupancy:.0%}",
-                _limits(row) if fits else Text(f"does not fit{mark}", style="bold red"),
+                row.limited_by if fits else Text(f"does not fit{mark}", style="bold red"),
             ]
         )
     return as_columns(RESOURCES, lines, LEFT)
-
-
-def _limits(row: Kernel) -> str:
-    """What limits the occupancy of a kernel, and what would leave room for one more block."""
-    words = []
-    for name in row.limited_by.split(", "):
-        if name == REGISTERS:
-            words.append("regs" if row.registers_for_more is None else f"regs<={row.registers_for_more}")
-        elif name == SHARED:
-            most = row.shared_for_more_bytes
-            words.append("shared" if most is None else f"shared<={most / 1024:.1f}")
-        else:
-            words.append(f"tmem {row.tensor_memory_columns}" if name == TENSOR else name)
-    return ", ".join(words)

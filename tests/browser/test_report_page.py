@@ -184,20 +184,6 @@ def test_hostile_texts_stay_text(opened, screenshot):
     screenshot("report-hostile")
 
 
-def background(page):
-    return page.evaluate("getComputedStyle(document.body).backgroundColor")
-
-
-def test_the_theme_button_is_remembered(opened):
-    page = opened("h200")
-    light = background(page)
-    page.get_by_role("button", name="Switch between light and dark").click()
-    dark = background(page)
-    assert dark != light
-    page.reload()
-    assert background(page) == dark
-
-
 def test_everything_can_be_done_with_the_keyboard(opened):
     page = opened("mixed")
 

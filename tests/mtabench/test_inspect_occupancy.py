@@ -92,18 +92,6 @@ def test_blocks_and_limits_are_those_of_nvidias_calculator(tmp_path):
         assert (error, held.blocks, set(held.limited_by)) == expected, (limits.target, warps, registers, shared)
 
 
-def test_what_one_more_block_takes_is_the_most_that_leaves_room_for_it():
-    for limits, warps, registers, shared in random_kernels(500):
-        sizes = {"warps": warps, "registers": registers, "shared_bytes": sum(shared)}
-        held = occupancy(limits, **sizes)
-        if held.registers_for_more is not None and held.limited_by == ("registers",):
-            assert occupancy(limits, **sizes | {"registers": held.registers_for_more}).blocks > held.blocks
-            assert occupancy(limits, **sizes | {"registers": held.registers_for_more + 1}).blocks == held.blocks
-        if held.shared_for_more is not None and held.limited_by == ("shared memory",):
-            assert occupancy(limits, **sizes | {"shared_bytes": held.shared_for_more}).blocks > held.blocks
-            assert occupancy(limits, **sizes | {"shared_bytes": held.shared_for_more + 1}).blocks == held.blocks
-
-
 def test_targets_are_found_as_people_write_them():
     assert {limits_of(text).target for text in ("sm_90", "SM90", "90", "9.0", "sm_90a")} == {"sm_90"}
     assert [limits_of(target).target for target in TARGETS] == list(TARGETS)

@@ -11,6 +11,7 @@ from paired_runs import git, make_repository
 
 from mtabench.comparing.revisions import Checkout, find_checkout, folders_of, resolve, working_tree
 from mtabench.errors import UsageError
+from mtabench.exit_handling import STOPPED
 
 
 @pytest.fixture
@@ -87,11 +88,15 @@ def test_nothing_is_left_after_an_error_and_variables_of_a_hook_are_not_followed
     assert not folder.exists()
 
 
-def test_nothing_is_left_after_sigterm(repository, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_nothing_is_left_after_a_signal(repository, tmp_path, number):
     script = (
         "import time; from pathlib import Path; from mtabench.comparing.revisions import *; root = Path.cwd()\n"
-        "with folders_of(Checkout(root), {'base': resolve(root, 'HEAD', '--base')}):\n"
-        "    print('in', flush=True); time.sleep(60)"
+        "from mtabench.exit_handling import run_and_exit\n"
+        "def command():\n"
+        "    with folders_of(Checkout(root), {'base': resolve(root, 'HEAD', '--base')}):\n"
+        "        print('in', flush=True); time.sleep(60)\n"
+        "run_and_exit(command)"
     )
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -99,8 +104,8 @@ def test_nothing_is_left_after_sigterm(repository, tmp_path):
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment, text=True)
     assert process.stdout.readline() == "in\n"
     assert len(list(scratch.iterdir())) == 1
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 128 + signal.SIGTERM
+    process.send_signal(number)
+    assert process.wait(30) == STOPPED
     process.stdout.close()
     assert list(scratch.iterdir()) == []
     assert len(worktrees(repository)) == 1

@@ -1,4 +1,4 @@
-// What every page has: its data, light and dark, and elements made of text.
+// What every page has: its data, and elements made of text.
 "use strict";
 
 // The data of the page, as build_page embedded them.
@@ -51,43 +51,3 @@ function showTooltip(facts, x, y) {
 function plural(number, noun) {
   return `${formatNumber(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
-
-// Light and dark follow the system until the button is used.
-(function () {
-  const root = document.documentElement;
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-
-  // A page opened from disk may have no storage.
-  function stored(value) {
-    try {
-      if (value) localStorage.setItem("mtabench-theme", value);
-      return localStorage.getItem("mtabench-theme");
-    } catch {
-      return null;
-    }
-  }
-
-  function current() {
-    return root.dataset.theme || (dark.matches ? "dark" : "light");
-  }
-
-  function show() {
-    const button = document.getElementById("theme-toggle");
-    if (button) button.textContent = current() === "dark" ? "Light" : "Dark";
-  }
-
-  const chosen = stored();
-  if (chosen === "dark" || chosen === "light") root.dataset.theme = chosen;
-  dark.addEventListener("change", show);
-  document.addEventListener("DOMContentLoaded", () => {
-    const button = document.getElementById("theme-toggle");
-    button.hidden = false;
-    button.setAttribute("aria-label", "Switch between light and dark");
-    button.addEventListener("click", () => {
-      root.dataset.theme = current() === "dark" ? "light" : "dark";
-      stored(root.dataset.theme);
-      show();
-    });
-    show();
-  });
-})();
