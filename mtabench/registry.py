@@ -138,11 +138,6 @@ def loaded_files() -> list[Path]:
     return [loaded.file for loaded, _ in _LOADED.values()]
 
 
-def splitting_names() -> list[str]:
-    """Names of the implementations whose decode takes a number of splits."""
-    return [implementation.name for implementation in IMPLEMENTATIONS if implementation.splits]
-
-
 def default_names(pass_: str, device: str, ops: Iterable[str] = USUAL_OPS) -> list[str]:
     """What a sweep measures without --impl: whatever runs there, but for what is measured by name alone."""
     computed = set(ops)

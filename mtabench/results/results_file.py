@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable, quoted
 from mtabench.problem.case import Case
-from mtabench.registry import splitting_names
 from mtabench.results.columns import SCHEMA_VERSION, TABLE
 from mtabench.results.csv_reading import FIRST_ROW, read_csv
 from mtabench.results.fields import Check
@@ -138,7 +137,6 @@ def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
             columns[column.name] = _checked(path, column.name, columns[column.name], column.field.check)
     if with_rows and not columns["schema_version"]:
         raise UsageError(f"{path} is empty: it has no rows")
-    _fill_splits(columns)
     return ResultsFile(path, columns, file.torn)
 
 
@@ -183,14 +181,3 @@ def _checked(path: Path, name: str, texts: Sequence[str], check: Check) -> list[
             line, there = texts.index(text) + FIRST_ROW, quoted(text) if text else "nothing"
             raise UsageError(f"line {line} of {path} has {there} in the column {name}; expected {error}") from None
     return list(map(found.__getitem__, texts))
-
-
-def _fill_splits(columns: dict[str, list[str]]) -> None:
-    """Files from before splits could be swept leave them empty where a kernel chose them."""
-    if "decode" in columns["pass"]:
-        splitting = splitting_names()
-        cells = zip(columns["pass"], columns["impl"], columns["splits"], strict=True)
-        columns["splits"] = [
-            "auto" if pass_ == "decode" and not splits and impl in splitting else splits
-            for pass_, impl, splits in cells
-        ]

@@ -106,7 +106,7 @@ def read_run(path: Path, samples_needed: bool = True) -> Run:
     cells = {}
     for key, row in rows.items():
         ids = process_ids(row["run_id"]) if wanted and row["status"] == "ok" else []
-        cells[key] = Cell(row, tuple(find_rounds(samples, run_id, key) for run_id in ids))
+        cells[key] = Cell(row, tuple(samples.get((run_id, key), ()) for run_id in ids))
         lacking = [name for name in TIME_COLUMNS if row["status"] == "ok" and not math.isfinite(row[name])]
         if lacking:
             raise UsageError(f"{path} has no number in the column {lacking[0]} for {key}, whose status is ok")
@@ -115,29 +115,9 @@ def read_run(path: Path, samples_needed: bool = True) -> Run:
     return Run(path, cells)
 
 
-def cell_names(key: str) -> tuple[str, str]:
-    """What a samples file may call the cell: its key, and what it was before splits could be swept."""
-    return key, key.rpartition("/")[0] + "/"
-
-
-def sample_names(rows: Iterable[Mapping[str, str]]) -> set[tuple[str, str]]:
-    """What a samples file may call the samples of rows, given as texts: run and cell."""
-    return {
-        (run_id, name)
-        for row in rows
-        for run_id in process_ids(row["run_id"])
-        for name in cell_names(cell_of(key_of_row(row)))
-    }
-
-
 def process_ids(run_id: str) -> list[str]:
     """The runs of the processes that a row sums up: `mtabench ab` joins them with a plus sign."""
     return list(dict.fromkeys(run_id.split("+")))
-
-
-def find_rounds(samples: Mapping[tuple[str, str], Rounds], run_id: str, key: str) -> Rounds:
-    """The samples of a cell by round; none if there are none."""
-    return next((samples[run_id, name] for name in cell_names(key) if (run_id, name) in samples), ())
 
 
 def without_samples(results: Path, rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
@@ -148,9 +128,7 @@ def without_samples(results: Path, rows: Sequence[Mapping[str, str]]) -> list[Ma
     counts = {key: sum(map(len, rounds)) for key, rounds in read_samples(results).items()}
 
     def kept(row: Mapping[str, str]) -> int:
-        names = cell_names(cell_of(key_of_row(row)))
-        ids = process_ids(row["run_id"])
-        return sum(next((counts[one, name] for name in names if (one, name) in counts), 0) for one in ids)
+        return sum(counts.get((run_id, cell_of(key_of_row(row))), 0) for run_id in process_ids(row["run_id"]))
 
     return [row for row in timed if kept(row) != float(row["samples"] or "nan")]
 
@@ -207,7 +185,7 @@ def samples_of(parts: Iterable[tuple[Path, Iterable[Mapping[str, str]]]]) -> Ite
     """The lines of the samples that rows of results files sum up, each once; raises UsageError."""
     seen: set[tuple[str, str]] = set()
     for path, rows in parts:
-        names = sample_names(rows) - seen
+        names = {(one, cell_of(key_of_row(row))) for row in rows for one in process_ids(row["run_id"])} - seen
         seen |= names
         if names:
             yield from (record for record in sample_records(path) if (record[0], record[1]) in names)
