@@ -83,14 +83,14 @@ def _checked(
     if under_autocast(q):
         weight, q, k, v, q_history = cast_for_autocast(weight, q, k, v, q_history)
     head_chunk = as_int(head_chunk)
-    check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
+    extras: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens, "head_chunk": head_chunk}
+    check_arguments(q, k, v, pad_key, {"weight": weight}, **extras)
     check_scale(scale)
     head_dim = q.shape[3]
     operation = Operation.of(weight.shape[1:], head_dim, causal=causal, scale=scale, pad_key=pad_key)
     gradients = wants_gradient(q, k, v, weight, q_history)
     request = Request(operation, q.device, q.dtype, head_dim, gradients)
     kernels, _ = CONV_ATTENTION.choose(backend, request)
-    extras: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens, "head_chunk": head_chunk}
     if kernels is None:
         extras |= {"causal": causal, "scale": scale, "pad_key": pad_key}
         return Call(operation, None, partial(conv_attention_reference, q, k, v, weight, **extras))

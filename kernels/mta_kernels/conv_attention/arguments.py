@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from numbers import Real
 from typing import Any, TypeGuard
@@ -254,23 +254,25 @@ def cast_unless_float32(x: Any) -> Any:
 
 
 def check_arguments(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, pad_key: str, *, q_history: Tensor | None = None,
-    cu_seqlens: Tensor | None = None, head_chunk: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, pad_key: str, convolutions: Mapping[str, Tensor | None], *,
+    q_history: Tensor | None = None, cu_seqlens: Tensor | None = None, head_chunk: int | None = None,
 ) -> None:  # fmt: skip
-    """Raise ValueError or TypeError, in one sentence, unless the arguments are those of `conv_attention`."""
+    """Raise ValueError or TypeError, in one sentence, unless these fit each other; `convolutions` are by name."""
     check_tensors(q, k, v)
-    _, query_heads, query_rows, _ = q.shape
-    _, key_heads, key_rows, _ = k.shape
     check_values(k, v)
     check_queries(q, k)
-    check_weight(weight, query_heads, q)
-    key_padding(weight.shape[2], pad_key)
+    key_padding(1, pad_key)
+    query_taps = 1
+    for name, weight in convolutions.items():
+        if weight is not None:
+            check_weight(weight, q.shape[1], q, name=name)
+            query_taps += weight.shape[1] - 1
     if cu_seqlens is not None:
-        check_packing(cu_seqlens, q, key_rows, q_history)
-    elif q_history is not None or query_rows != key_rows:
-        check_history(q_history, q, key_rows, weight.shape[1])
+        check_packing(cu_seqlens, q, k.shape[2], q_history)
+    elif q_history is not None or q.shape[2] != k.shape[2]:
+        check_history(q_history, q, k.shape[2], query_taps)
     if head_chunk is not None:
-        check_head_chunk(head_chunk, query_heads // key_heads)
+        check_head_chunk(head_chunk, q.shape[1] // k.shape[1])
 
 
 def check_history(q_history: Tensor | None, q: Tensor, key_rows: int, query_taps: int) -> None:

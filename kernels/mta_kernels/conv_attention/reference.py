@@ -54,7 +54,9 @@ def conv_attention_reference(
     Differentiable in every floating-point tensor. Raises ValueError or TypeError for arguments that do not fit.
     """
     head_chunk = as_int(head_chunk)
-    check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
+    check_arguments(
+        q, k, v, pad_key, {"weight": weight}, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk
+    )
     if cu_seqlens is not None:
         if rows is not None:
             raise ValueError("rows and cu_seqlens are both given; cut the document out to have some of its rows")

@@ -19,7 +19,7 @@ from mta_kernels.conv_attention.arguments import (
     wants_gradient,
 )
 from mta_kernels.multi_token_attention import reference
-from mta_kernels.multi_token_attention.arguments import NormGate, check_arguments
+from mta_kernels.multi_token_attention.arguments import NormGate, check_call
 from mta_kernels.multi_token_attention.choice import choose, conv_attention_weight, is_conv_attention
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of, with_dense_mixings
 from mta_kernels.multi_token_attention.norm_gate import norm_and_gate
@@ -104,7 +104,7 @@ def multi_token_attention(
         out = multi_token_attention_op(operation, q, k, v, with_dense_mixings(given), **more, backend=kernels)
         return norm_and_gate(out, *after.steps)
     seed = as_int(seed)
-    check_arguments(q, k, v, given, after, pad_key, dropout=dropout, seed=seed, **more)
+    check_call(q, k, v, given, after, pad_key, dropout=dropout, seed=seed, **more)
     operation = operation_of(given, q.shape[3], causal=causal, scale=scale, pad_key=pad_key)
     finish = reference.norm_and_gate if backend == "reference" else norm_and_gate
     if is_conv_attention(operation, dropout, backend):

@@ -8,20 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import (
-    as_float,
-    as_int,
-    check_history,
-    check_like,
-    check_packing,
-    check_queries,
-    check_tensors,
-    check_values,
-    check_weight,
-    is_int,
-)
-from mta_kernels.multi_token_attention.mixers import Mixers, rows_needed_before
-from mta_kernels.operation import PAD_KEYS, told
+from mta_kernels.conv_attention.arguments import as_float, as_int, check_arguments, check_like, check_weight, is_int
+from mta_kernels.multi_token_attention.mixers import Mixers
+from mta_kernels.operation import told
 
 
 class NormGate(NamedTuple):
@@ -57,24 +46,16 @@ class NormGate(NamedTuple):
         return {"norm_weight": self.norm_weight, "gate_weight": self.gate_weight, "gate_bias": self.gate_bias}
 
 
-def check_arguments(
+def check_call(
     q: Tensor, k: Tensor, v: Tensor, given: Mixers, after: NormGate, pad_key: str, *, dropout: float = 0.0,
     seed: int | Tensor | None = None, q_history: Tensor | None = None, cu_seqlens: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Raise ValueError or TypeError, in one sentence, unless the arguments fit `multi_token_attention`."""
-    check_tensors(q, k, v)
-    query_rows, key_rows = q.shape[2], k.shape[2]
-    check_values(k, v)
-    check_queries(q, k)
-    if pad_key not in PAD_KEYS:
-        raise ValueError(f"pad_key is {pad_key!r}; expected one of {', '.join(map(repr, PAD_KEYS))}")
+    """Raise ValueError or TypeError, in one sentence, unless the arguments are those of `multi_token_attention`."""
+    convolutions = {"pre_conv": given.pre_conv, "post_conv": given.post_conv}
+    check_arguments(q, k, v, pad_key, convolutions, q_history=q_history, cu_seqlens=cu_seqlens)
     check_mixers(given, q)
     check_norm_and_gate(after, q)
     check_dropout(dropout, seed, q)
-    if cu_seqlens is not None:
-        check_packing(cu_seqlens, q, key_rows, q_history)
-    elif q_history is not None or query_rows != key_rows:
-        check_history(q_history, q, key_rows, rows_needed_before(given) + 1)
 
 
 def check_mixers(given: Mixers, q: Tensor, like: str = "q") -> None:

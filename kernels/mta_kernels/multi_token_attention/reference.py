@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import as_float, as_int, check_are_tensors, documents_of, row_range
 from mta_kernels.conv_attention.reference import convolve_scores, repeat_heads
-from mta_kernels.multi_token_attention.arguments import NormGate, check_arguments
+from mta_kernels.multi_token_attention.arguments import NormGate, check_call
 from mta_kernels.multi_token_attention.dropout import kept, seed_tensor
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of, rows_needed_before, with_dense_mixings
 from mta_kernels.operation import HeadMix, Operation
@@ -69,7 +69,7 @@ def multi_token_attention_reference(
     )  # fmt: skip
     dropout, seed = as_float(dropout), as_int(seed)
     extras: dict[str, Any] = {"dropout": dropout, "seed": seed, "q_history": q_history, "cu_seqlens": cu_seqlens}
-    check_arguments(q, k, v, given, after, pad_key, **extras)
+    check_call(q, k, v, given, after, pad_key, **extras)
     if rows is not None and cu_seqlens is not None:
         raise ValueError("rows and cu_seqlens are both given; cut the document out to have some of its rows")
     operation = operation_of(given, q.shape[3], causal=causal, scale=scale, pad_key=pad_key)

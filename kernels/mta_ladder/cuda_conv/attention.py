@@ -53,7 +53,7 @@ def conv_attention(
     probabilities and gradients of scores are rounded to 16 bits where they are multiplied; all else is float32.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or that `unsupported` refuses.
     """
-    check_arguments(q, k, v, weight, pad_key)
+    check_arguments(q, k, v, pad_key, {"weight": weight})
     if q.shape[2] != k.shape[2]:
         raise ValueError(
             f"q has {q.shape[2]} rows and k {k.shape[2]}; cuda-conv takes whole sequences: give both the same"
