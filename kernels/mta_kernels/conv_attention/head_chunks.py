@@ -15,18 +15,18 @@ from mta_kernels.conv_attention.arguments import head_parts
 
 def gradients_by_chunks(
     backward: Callable[..., Gradients], q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor,
-    grad_out: Tensor, *, head_chunk: int, dtype: torch.dtype | None = None, **options: Any,
+    grad_out: Tensor, *, head_chunk: int, **options: Any,
 ) -> Gradients:  # fmt: skip
     """Gradients in q, k, v and weight by `backward(tensors, **options)`, of `head_chunk` query heads a call, 0 for all.
 
     `backward` is given a contiguous logsumexp, and gives gradients in float32 or in the dtypes of what they are of. The
-    results have these dtypes, unless `dtype` is given.
+    results are in those dtypes.
     """
     parts = head_parts(q.shape[1], k.shape[1], head_chunk)
     if len(parts) == 1:
         dq, dk, dv, dweight = backward(q, k, v, weight, out, logsumexp.contiguous(), grad_out, **options)
     else:
-        dq = empty(q.shape, dtype=dtype or q.dtype, device=q.device)
+        dq = empty(q.shape, dtype=q.dtype, device=q.device)
         # Query heads of one KV head may be in several parts.
         dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (k, v))
         dweight = empty(weight.shape, dtype=torch.float32, device=q.device)
@@ -38,5 +38,5 @@ def gradients_by_chunks(
             dk[:, kv_part] += dk_part
             dv[:, kv_part] += dv_part
     gradients = zip((dq, dk, dv, dweight), (q, k, v, weight), strict=True)
-    dq, dk, dv, dweight = (grad.to(dtype or x.dtype) for grad, x in gradients)
+    dq, dk, dv, dweight = (grad.to(x.dtype) for grad, x in gradients)
     return dq, dk, dv, dweight

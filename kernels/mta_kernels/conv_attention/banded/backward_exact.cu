@@ -2,8 +2,7 @@
 // out. A block a head, one row after another. Nearly always there are none, and a block only reads the logsumexps. The last
 // block of a query head then adds up its weight's gradient.
 //
-// Probabilities are of a softmax computed anew: a float32 logsumexp has too few digits for scores of a million. With MARGINS
-// a row has keys elsewhere, so its logsumexp must do.
+// Probabilities are of a softmax computed anew: a float32 logsumexp has too few digits for scores of a million.
 // Constants beside those of exact.cuh: none.
 #include <elements.cuh>
 #include <counters.cuh>
@@ -29,7 +28,7 @@ struct Arguments {
     float *dk, *dv;          // [B * Hq, N, HEAD_DIM]
     float* dweight;          // [B * Hq, weight_pitch]: sums of rows; to the first QUERY_TAPS * KEY_TAPS is added
     int weight_pitch;
-    const float* delta;      // [B, Hq, M]
+    const float* delta;      // [B, Hq, M], which no code reads: without it the machine code would be another
     uint16_t *dk_rounded, *dv_rounded;  // null, or what dk and dv of heads with such rows are to be rounded to
     void* weight_grad;       // [Hq, QUERY_TAPS, KEY_TAPS] in float32 or ELEMENT, or null: the sums of dweight
     int* heads_done;         // [Hq], 0 at first: blocks of a query head that are done
@@ -90,8 +89,8 @@ DEVICE float convolved(const Arguments& args, const Head& of, int row, int first
 
 // Column `key` of grad_out v^T.
 DEVICE float grad_of_p(const Arguments& args, const Head& of, int row, int key) {
-    const uint16_t *const grad_row = row_of(args.grad_out, of.batch, of.head, row - ROWS_BEFORE);
-    const uint16_t *const v = row_of(args.inputs.v, of.batch, of.kv_head, key - KEYS_BEFORE);
+    const uint16_t* const grad_row = row_of(args.grad_out, of.batch, of.head, row);
+    const uint16_t* const v = row_of(args.inputs.v, of.batch, of.kv_head, key);
     float sum = 0;
 #pragma unroll 1
     for (int column = 0; column < HEAD_DIM; column += 8)
@@ -105,7 +104,6 @@ struct Softmax {
 };
 
 DEVICE Softmax softmax_of(const Arguments& args, const Head& of, int row, int begin, int end) {
-    if (MARGINS) return {of.logsumexp[row], 1, args.delta[out_row(args.at, of.batch_head, row)]};
     const int thread = threadIdx.x;
     Softmax mine = {MINUS_INFINITY, 0, 0};
     uint32_t sees;
@@ -138,20 +136,20 @@ DEVICE void spread_nan(const Head& of, int row, int begin, int end, int& nan_beg
 // The gradients that a row has in a chunk of keys; returns what it adds to that of this thread's tap.
 DEVICE float add_chunk(const Arguments& args, const Head& of, int row, Softmax softmax, int first, int begin, int end) {
     const int thread = threadIdx.x, key = first - EDGE + thread;
-    const uint16_t* const grad_row = row_of(args.grad_out, of.batch, of.head, row - ROWS_BEFORE);
+    const uint16_t* const grad_row = row_of(args.grad_out, of.batch, of.head, row);
     uint32_t sees;
     const float c = convolved(args, of, row, first, sees);
 
     float p = 0, dc = 0;
     if (key >= begin && key < end && thread >= PAD && thread < THREADS - (KEY_TAPS - 1 - PAD)) {
-        p = exp2_fast((MARGINS ? fminf(c - softmax.reference, 0) : c - softmax.reference) * LOG2_E) / softmax.sum;
+        p = exp2_fast((c - softmax.reference) * LOG2_E) / softmax.sum;
         dc = p * (grad_of_p(args, of, row, key) - softmax.delta);
     }
     keep(P, thread, p);
     keep(GRADS, thread, dc);
     __syncthreads();
 
-    const bool is_own = thread >= EDGE && thread < THREADS - EDGE && key < end + KEYS_AFTER;
+    const bool is_own = thread >= EDGE && thread < THREADS - EDGE && key < end;
 #pragma unroll
     for (int tap = 0; tap < QUERY_TAPS; tap++) {
         float ds = 0;
@@ -163,7 +161,7 @@ DEVICE float add_chunk(const Arguments& args, const Head& of, int row, Softmax s
     }
     __syncthreads();
 
-    const int columns = min(OWN, end + KEYS_AFTER - first), taps = min(QUERY_TAPS, row + 1);
+    const int columns = min(OWN, end - first), taps = min(QUERY_TAPS, row + 1);
 #pragma unroll 1
     for (int i = thread; i < columns * HEAD_DIM; i += THREADS) {
         const int x = EDGE + i / HEAD_DIM, column = i % HEAD_DIM;
@@ -216,7 +214,7 @@ DEVICE void add_exact_rows(const Arguments& args, const Head& of) {
     int nan_begin = -1, nan_end = -1;
     float dweight = 0;  // of the thread's tap
 #pragma unroll 1
-    for (int row = ROWS_BEFORE; row < args.at.query_rows; row++) {
+    for (int row = 0; row < args.at.query_rows; row++) {
         const float logsumexp = of.logsumexp[row];
         if (!is_exact(logsumexp)) continue;
         const int begin = keys_begin(args.at, row), end = keys_end(args.at, row), first_row = max(row - HALO, 0);
@@ -229,8 +227,7 @@ DEVICE void add_exact_rows(const Arguments& args, const Head& of) {
         }
         const Softmax softmax = softmax_of(args, of, row, begin, end);
 #pragma unroll 1
-        for (int first = begin - KEYS_BEFORE; first < end + KEYS_AFTER; first += OWN)
-            dweight += add_chunk(args, of, row, softmax, first, begin, end);
+        for (int first = begin; first < end; first += OWN) dweight += add_chunk(args, of, row, softmax, first, begin, end);
     }
     close_rows(of, first_open, end_open);
     if (args.dk_rounded) round_sums(args, of);
@@ -265,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_exact(const __
     const Head of(args, blockIdx.x);
     bool is_any = false;
 #pragma unroll 8
-    for (int row = ROWS_BEFORE + threadIdx.x; row < args.at.query_rows; row += THREADS) is_any |= is_exact(of.logsumexp[row]);
+    for (int row = threadIdx.x; row < args.at.query_rows; row += THREADS) is_any |= is_exact(of.logsumexp[row]);
     wait_for_launch_before();
     if (of_all_threads(is_any, P, [](float a, float b) { return a + b; }) != 0) add_exact_rows(args, of);
     if (args.weight_grad) sum_of_taps(args, of);

@@ -18,7 +18,6 @@ from mta_kernels.operation import Convolution
 class ExactConstants(BandedConstants):
     """The constants of backward_exact.cu for a shape."""
 
-    margins: bool = False
     architecture: str = ""  # instead of the GPU's own
 
     kernel_name, threads = "backward_exact", 256

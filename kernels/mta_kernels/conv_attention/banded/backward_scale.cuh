@@ -41,14 +41,8 @@ DEVICE float grad_factor_of(const Arguments& args, const RowBlock& rows, int lan
         return warp_max(lane >= first / each && lane <= (end - 1) / each ? norms[lane] : 0.f);
     };
     const int kv_batch_head = rows.batch * (args.at.heads / args.at.group) + rows.kv_head;
-    auto largest_of_rows = [&](int head) {
-        return largest(args.grad_norms + head * NORM_PARTS, args.at.query_rows - ROWS_BEFORE, row - ROWS_BEFORE,
-                       end_row - ROWS_BEFORE);
-    };
-    const float grad_norm = largest_of_rows(rows.batch_head);
-    float value_norm = largest(args.value_norms + kv_batch_head * NORM_PARTS, args.at.key_rows - KEYS_BEFORE - KEYS_AFTER,
-                               key - KEYS_BEFORE, end_key - KEYS_BEFORE);
-    if constexpr (MARGINS) value_norm = fmaxf(value_norm, largest_of_rows(args.chunks.batch_heads + rows.batch_head));
+    const float grad_norm = largest(args.grad_norms + rows.batch_head * NORM_PARTS, args.at.query_rows, row, end_row);
+    const float value_norm = largest(args.value_norms + kv_batch_head * NORM_PARTS, args.at.key_rows, key, end_key);
     const float bound = 0.5f * (log2f(grad_norm) + log2f(value_norm)) + 1;
     return exp2f(fminf(fmaxf(floorf(GradLimit<ELEMENT>::log2 - bound), -100.f), 100.f));
 }

@@ -49,8 +49,7 @@ DEVICE uint32_t exact_scores(const Inputs& inputs, const Positions& at, int batc
 #pragma unroll
     for (int tap = 0; tap < QUERY_TAPS; tap++) {
         scores[tap] = 0;
-        if (row >= tap && key >= keys_begin(at, row - tap) - KEYS_BEFORE && key < keys_end(at, row - tap) + KEYS_AFTER)
-            sees |= 1u << tap;
+        if (row >= tap && key >= keys_begin(at, row - tap) && key < keys_end(at, row - tap)) sees |= 1u << tap;
     }
     if (!sees) return 0;
     const uint16_t *const q = row_of(inputs.q, batch, head, row), *const k = row_of(inputs.k, batch, head / at.group, key);

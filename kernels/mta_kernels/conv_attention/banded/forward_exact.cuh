@@ -29,7 +29,7 @@ DEVICE void exact_row(const Arguments& args, const WorkTile& tile, int row, int 
 #pragma unroll 1
         for (int key = first; key < min(first + STEP, end); key++) {
             const float of_key = __shfl_sync(~0u, p, key - first);
-            const uint16_t* const v = row_of(args.inputs.v, tile.batch, tile.kv_head, key - KEYS_BEFORE) + tile.part * VALUE_DIM;
+            const uint16_t* const v = row_of(args.inputs.v, tile.batch, tile.kv_head, key) + tile.part * VALUE_DIM;
 #pragma unroll
             for (int i = 0; i < COLUMNS; i++)
                 if (lane + 32 * i < VALUE_DIM) sums[i] += of_key * unpack<ELEMENT>(v[lane + 32 * i]);

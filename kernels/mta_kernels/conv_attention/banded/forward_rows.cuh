@@ -27,7 +27,7 @@ DEVICE void write_rows(const Arguments& args, const WorkTile& work, const Online
     for (int h = 0; h < 2; h++) {
         const float sum = softmax.row_sum(h);
         const int row = warp_row + Apart * (lane / 4 + 8 * h);
-        const bool is_row = row >= max(first_result, ROWS_BEFORE), is_out = is_row && sum > 0;
+        const bool is_row = row >= max(first_result, 0), is_out = is_row && sum > 0;
         is_again[h] = is_row && !is_out;
         const int64_t of_row = out_row(args.at, work.batch_head, row);
         const float inverse = 1 / sum;

@@ -1,6 +1,6 @@
 // Which keys a row sees, and small helpers: what all kernels of the banded convolution share.
 //
-// Constants come from the compiler's command line: QUERY_TAPS, KEY_TAPS, PAD, and CAUSAL, SPANS, MARGINS, which are 0 or 1.
+// Constants come from the compiler's command line: QUERY_TAPS, KEY_TAPS, PAD, and CAUSAL, SPANS, which are 0 or 1.
 #pragma once
 #include <common.cuh>
 
@@ -9,12 +9,6 @@ constexpr int LEFT = (KEY_TAPS - 1 - PAD + 7) / 8 * 8;  // columns of c left of 
 
 constexpr float LN_2 = 0.69314718f, LOG2_E = 1.44269504f;
 
-// MARGINS: the tensors are a tile of a larger problem. The first rows of q and the first and last rows of k feed the convolution
-// only: out, grad_out, logsumexp and delta have no such rows, and v has no such keys.
-constexpr int ROWS_BEFORE = MARGINS ? HALO : 0;
-constexpr int KEYS_BEFORE = MARGINS ? PAD : 0, KEYS_AFTER = MARGINS && !CAUSAL ? KEY_TAPS - 1 - PAD : 0;
-static_assert(!MARGINS || !SPANS, "a tile is of one document");
-
 struct Positions {
     const int* spans;          // [2, N] or null
     int heads, group;          // query heads, and of them those that share a KV head
@@ -22,16 +16,14 @@ struct Positions {
 };
 
 // The row of out `[B, Hq, M, HEAD_DIM]` that row `row` of q gives.
-DEVICE int64_t out_row(const Positions& at, int batch_head, int row) {
-    return (int64_t)batch_head * (at.query_rows - ROWS_BEFORE) + row - ROWS_BEFORE;
-}
+DEVICE int64_t out_row(const Positions& at, int batch_head, int row) { return (int64_t)batch_head * at.query_rows + row; }
 
 DEVICE int clamp_row(const Positions& at, int row) { return row < 0 ? 0 : row < at.query_rows ? row : at.query_rows - 1; }
 
 // The keys that row `row` sees; rows outside are as the nearest.
-DEVICE int keys_begin(const Positions& at, int row) { return SPANS ? at.spans[clamp_row(at, row)] : KEYS_BEFORE; }
+DEVICE int keys_begin(const Positions& at, int row) { return SPANS ? at.spans[clamp_row(at, row)] : 0; }
 DEVICE int keys_end(const Positions& at, int row) {
-    int end = CAUSAL ? row + (at.key_rows - at.query_rows) + 1 : at.key_rows - KEYS_AFTER;
+    int end = CAUSAL ? row + (at.key_rows - at.query_rows) + 1 : at.key_rows;
     if (SPANS) end = min(end, at.spans[at.key_rows + clamp_row(at, row)]);
     return end;
 }

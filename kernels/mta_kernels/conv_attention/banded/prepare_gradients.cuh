@@ -21,13 +21,12 @@ DEVICE float sum_of_eight(float sum, int thread) {
 
 // What is summed over two rows of numbers, of which 8 threads have a part each.
 struct RowSums {
-    float products = 0, squares_of_a = 0, squares_of_b = 0;
+    float products = 0, squares_of_b = 0;
 
     DEVICE RowSums(const uint16_t* a, const uint16_t* b, int thread) {
         for (int at = thread % 8 * 8; at < HEAD_DIM; at += 64) {
             const uint4 of_a = *(const uint4*)(a + at), of_b = *(const uint4*)(b + at);
             products += dot_of_eight(of_a, of_b);
-            squares_of_a += dot_of_eight(of_a, of_a);
             squares_of_b += dot_of_eight(of_b, of_b);
         }
     }
@@ -54,7 +53,7 @@ template <class Preparation> DEVICE void prepare_gradients(const Preparation& ar
         store_largest(largest, args.value_norms + at);
     } else if (head < args.batch * args.heads) {
         const int batch = head / args.heads;
-        float largest_grad = 0, largest_out = 0;
+        float largest_grad = 0;
 #pragma unroll 2
         for (int row = first; row < end; row += 32) {
             const RowSums sums(row_of(args.out, batch, head % args.heads, row),
@@ -62,12 +61,7 @@ template <class Preparation> DEVICE void prepare_gradients(const Preparation& ar
             const float delta = sum_of_eight(sums.products, thread);
             if (thread % 8 == 0) args.delta[(int64_t)head * args.query_rows + row] = delta;
             largest_grad = fmaxf(largest_grad, sum_of_eight(sums.squares_of_b, thread));
-            if constexpr (MARGINS) largest_out = fmaxf(largest_out, sum_of_eight(sums.squares_of_a, thread));
         }
         store_largest(largest_grad, args.grad_norms + at);
-        if constexpr (MARGINS) {  // out has values of other tiles, so those of this one do not bound delta
-            __syncthreads();
-            store_largest(largest_out, args.grad_norms + args.batch * args.heads * NORM_PARTS + at);
-        }
     }
 }

@@ -26,13 +26,11 @@ class BandedConstants:
     causal: bool
     spans: bool
 
-    margins = False  # whether q and k have rows for the convolution alone: see `TileConstants`
-
     def constants(self) -> dict[str, Any]:
         return {
             "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
             "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "CAUSAL": int(self.causal),
-            "SPANS": int(self.spans), "MARGINS": int(self.margins),
+            "SPANS": int(self.spans),
         }  # fmt: skip
 
 

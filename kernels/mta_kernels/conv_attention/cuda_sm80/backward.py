@@ -183,9 +183,9 @@ class BackwardArguments(ctypes.Structure):
 
 def conv_attention_backward(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor,
-    grad_out: Tensor, *, head_chunk: int = 0, spans: Tensor | None = None, dtype: torch.dtype | None = None,
+    grad_out: Tensor, *, head_chunk: int = 0, spans: Tensor | None = None,
 ) -> Gradients:  # fmt: skip
-    """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes and dtypes, or in `dtype`.
+    """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes and dtypes.
 
     The arguments are those of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and
     `grad_out [B, Hq, M, D]`, the gradient of out, all of any strides. `head_chunk` query heads are worked on at a time,
@@ -197,7 +197,7 @@ def conv_attention_backward(
 
     tensors = q, k, v, weight, out, logsumexp, grad_out
     with on_device_of(q), without_autocast(q):
-        return gradients_by_chunks(some_heads, *tensors, head_chunk=head_chunk, dtype=dtype)
+        return gradients_by_chunks(some_heads, *tensors, head_chunk=head_chunk)
 
 
 def _gradients(

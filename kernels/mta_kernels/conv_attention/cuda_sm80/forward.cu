@@ -11,7 +11,7 @@
 // Constants come from the compiler's command line (forward.py):
 //   ELEMENT  Half or Bfloat16: q, k, v, out         HEAD_DIM   a multiple of 8 up to 256
 //   QUERY_TAPS 1 to 8, KEY_TAPS 1 to 17, PAD key padding to the left
-//   CAUSAL, SPANS  0 or 1; MARGINS 0
+//   CAUSAL, SPANS  0 or 1
 //   WARPS; ROW_TILES, sets of 16 rows a warp; KEYS; CHUNK; BLOCKS a multiprocessor; OPERANDS_IN_REGISTERS; SHARED_BYTES
 // Scores go through fp16. A row that sees one beyond 65504 comes out NaN and is computed again, in float32 (exact_row).
 #include "forward_layout.cuh"

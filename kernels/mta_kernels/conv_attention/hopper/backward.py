@@ -68,7 +68,7 @@ class BackwardConstants(TileConstants):
     @property
     def exact(self) -> ExactConstants:
         shape = self.dtype, self.head_dim, self.conv, self.causal, self.spans
-        return ExactConstants(*shape, self.margins, architecture="sm_90a")
+        return ExactConstants(*shape, architecture="sm_90a")
 
     @property
     def shared_memory(self) -> int:
@@ -118,7 +118,7 @@ class ScratchLayout(NamedTuple):
             "taps": heads * constants.prepared.tap_bytes // 4, "taps_back": heads * constants.prepared.tap_bytes // 4,
             "weight_scale": heads,
             "value_norms": batch * kv_heads * NORM_PARTS,
-            "grad_norms": (1 + constants.margins) * batch * heads * NORM_PARTS,  # and those of out
+            "grad_norms": batch * heads * NORM_PARTS,
             "delta": batch * heads * query_rows, "exact_rows": batch * heads,
             "ds_unit": batch * heads, "counters": plan.counters + heads,
             "dweight": batch * heads * plan.all_row_blocks * constants.warpgroups * math.prod(constants.conv.taps),
@@ -151,43 +151,37 @@ class BackwardArguments(ctypes.Structure):
 
 def conv_attention_backward(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor,
-    grad_out: Tensor, *, head_chunk: int = 0, spans: Tensor | None = None, margins: bool = False,
-    dtype: torch.dtype | None = None,
+    grad_out: Tensor, *, head_chunk: int = 0, spans: Tensor | None = None,
 ) -> Gradients:  # fmt: skip
-    """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes and dtypes, or in `dtype`.
+    """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes and dtypes.
 
     The arguments are those of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and
     `grad_out [B, Hq, M, D]`, the gradient of out, all of any strides. `head_chunk` query heads are worked on at a time,
     all if 0. The same from run to run. Scratch: p and ds of the chunks of rows under way, see `ChunkPlan`.
-    With `margins`, as for the forward, out and logsumexp may be those of more keys than k holds.
     """
 
     def some_heads(*tensors: Tensor) -> Gradients:
         q, k, v, weight, out, logsumexp, grad_out = tensors
-        packed, sums = spans is not None, dtype not in (None, q.dtype)
-        launches = launches_for(operation, q, k, v, weight, out, grad_out, packed, margins, sums)
+        launches = launches_for(operation, q, k, v, weight, out, grad_out, spans is not None)
         return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
 
     tensors = q, k, v, weight, out, logsumexp, grad_out
     with on_device_of(q), without_autocast(q):
-        return gradients_by_chunks(some_heads, *tensors, head_chunk=head_chunk, dtype=dtype)
+        return gradients_by_chunks(some_heads, *tensors, head_chunk=head_chunk)
 
 
 def launches_for(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
-    packed: bool = False, margins: bool = False, sums: bool = False,
+    packed: bool = False,
 ) -> BackwardLaunches:  # fmt: skip
-    """The launches for tensors like these, remembered; `packed` is whether there are spans.
-
-    With `sums`, dk and dv are wanted in float32.
-    """
+    """The launches for tensors like these, remembered; `packed` is whether there are spans."""
     key = (
         q.shape, k.shape, weight.shape, q.stride(), k.stride(), v.stride(), weight.stride(), out.stride(),
-        grad_out.stride(), q.dtype, weight.dtype, q.device, operation, packed, margins, sums,
+        grad_out.stride(), q.dtype, weight.dtype, q.device, operation, packed,
     )  # fmt: skip
     found = _launches.get(key)
     if found is None:
-        found = keep(_launches, key, BackwardLaunches(operation, q, k, v, weight, out, grad_out, packed, margins, sums))
+        found = keep(_launches, key, BackwardLaunches(operation, q, k, v, weight, out, grad_out, packed))
     return found
 
 
@@ -196,24 +190,23 @@ class BackwardLaunches:
 
     def __init__(
         self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
-        packed: bool, margins: bool, sums: bool,
+        packed: bool,
     ) -> None:  # fmt: skip
-        self._operation, self._packed, self._margins, self._sums = operation, packed, margins, sums
-        self._constants = BackwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed, margins)
+        self._operation, self._packed = operation, packed
+        self._constants = BackwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v, out, grad_out))
         batch, heads, query_rows, head_dim = q.shape
         kv_heads, key_rows = k.shape[1:3]
         self._is_grouped = heads != kv_heads
         self._plan = ChunkPlan.of(self._constants, batch * heads, query_rows, key_rows, sm_count(q.device))
-        self._rounds = not (self._is_grouped or margins or sums)
-        sum_rows = batch * heads * key_rows if self._rounds else 0
+        sum_rows = 0 if self._is_grouped else batch * heads * key_rows
         self._layout = ScratchLayout.of(self._constants, self._plan, batch, heads, kv_heads, query_rows, sum_rows)
         # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.
         self._bytes = empty(0, dtype=torch.uint8, device=q.device)
         element, number = (empty(1, dtype=dtype, device=q.device) for dtype in (q.dtype, torch.float32))
-        dk = (element if self._rounds else number).expand(batch, kv_heads, heads // kv_heads, key_rows, head_dim)
+        dk = (number if self._is_grouped else element).expand(batch, kv_heads, heads // kv_heads, key_rows, head_dim)
         dk = dk if self._is_grouped else dk.squeeze(2)
-        dweight = (number if sums or weight.dtype == torch.float32 else element).expand(weight.shape)
+        dweight = (number if weight.dtype == torch.float32 else element).expand(weight.shape)
         self._results = element.expand(q.shape), dk, dk, dweight
         self._maps: dict[tuple[int, ...], list[TensorMap]] = {}
         self._idle: list[BackwardCall] = []
@@ -226,8 +219,7 @@ class BackwardLaunches:
         of_inputs = q.data_ptr(), k.data_ptr(), v.data_ptr(), grad_out.data_ptr(), out.data_ptr()
         if not self._has_describable_strides or functools.reduce(operator.or_, of_inputs) % 16:
             q, k, v, out, grad_out = (describable(x) for x in (q, k, v, out, grad_out))
-            options = self._packed, self._margins, self._sums
-            launches = launches_for(self._operation, q, k, v, weight, out, grad_out, *options)
+            launches = launches_for(self._operation, q, k, v, weight, out, grad_out, self._packed)
             return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
         dq, dk, dv, dweight = (empty_like(x, memory_format=torch.contiguous_format) for x in self._results)
         scratch = new_empty(self._bytes, self._layout.end)
@@ -249,13 +241,13 @@ class BackwardLaunches:
         arguments.logsumexp = exact.logsumexp = logsumexp.data_ptr()
         arguments.dq = exact.dq = dq.data_ptr()
         exact.weight_grad = dweight.data_ptr()
-        if self._rounds:
+        if self._is_grouped:
+            arguments.dk = exact.dk = dk.data_ptr()
+            arguments.dv = exact.dv = dv.data_ptr()
+        else:
             preparation.logsumexp = arguments.logsumexp
             arguments.dk_rounded = exact.dk_rounded = dk.data_ptr()
             arguments.dv_rounded = exact.dv_rounded = dv.data_ptr()
-        else:
-            arguments.dk = exact.dk = dk.data_ptr()
-            arguments.dv = exact.dv = dv.data_ptr()
         if spans is not None:
             arguments.at.spans = exact.at.spans = spans.data_ptr()
             seen_by = rows_that_see(spans, ALIGNED)
@@ -263,8 +255,6 @@ class BackwardLaunches:
             arguments.seen_by, arguments.grad_norms = seen_by.data_ptr(), factors.data_ptr()
         call.launches()
         self._idle.append(call)  # the driver has read its arguments
-        if self._margins:
-            dv = dv.narrow(-2, self._constants.keys_before, v.shape[2])
         if self._is_grouped:
             dk, dv = dk.sum(2), dv.sum(2)
         return dq, dk, dv, dweight
@@ -272,7 +262,7 @@ class BackwardLaunches:
     def gradients(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *others: Tensor) -> Gradients:
         """Each in the dtype of what it is the gradient of."""
         found = self(q, k, v, weight, *others)
-        if self._rounds:
+        if not self._is_grouped:
             return found
         dq, dk, dv, dweight = found
         return dq, dk.to(k.dtype), dv.to(v.dtype), dweight.to(weight.dtype)

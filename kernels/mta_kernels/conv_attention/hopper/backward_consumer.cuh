@@ -330,11 +330,10 @@ DEVICE void clear_buffers(const Operands& at, int warpgroup, int thread) {
 DEVICE void consume(const Arguments& args, const Block& block, const BlockWork& work, int warpgroup, int thread) {
     const RowBlock rows(args, work);
     const ConsumerRows own(args.at, rows, warpgroup, thread);
-    const int first_row = MARGINS ? max(rows.first_row, ROWS_BEFORE) : rows.first_row;
     float reference[2], delta[2], factor[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {  // all loads before the first is used
-        const int row = min(max(own.tile_row + own.local_row + 8 * h, first_row), args.at.query_rows - 1);
+        const int row = min(max(own.tile_row + own.local_row + 8 * h, rows.first_row), args.at.query_rows - 1);
         const int64_t of_row = out_row(args.at, rows.batch_head, row);
         reference[h] = args.logsumexp[of_row], delta[h] = args.delta[of_row];
     }
@@ -359,7 +358,7 @@ DEVICE void consume(const Arguments& args, const Block& block, const BlockWork& 
     for (int h = 0; h < 2; h++) {
         // p and dc are zero where there is no row, where its c is not complete, and where backward_exact.cu computes it.
         const int row = own.tile_row + own.local_row + 8 * h;
-        const bool inside = row >= first_row && row < args.at.query_rows && !is_exact(reference[h]);
+        const bool inside = row >= rows.first_row && row < args.at.query_rows && !is_exact(reference[h]);
         reference[h] = inside ? reference[h] * LOG2_E : 1e30f;
         delta[h] = inside ? delta[h] : 0.f;
         factor[h] = SPANS ? document_factor(args, rows.batch_head, row) : scales.of_block;

@@ -53,7 +53,7 @@ struct Arguments {
     Positions at;
     const uint16_t *taps, *taps_back;  // [Hq, QUERY_TAPS, 512] fp16: T, and T' backwards, weights over a power of two
     const float* weight_scale;         // [Hq]: |scale| * log2(e) * that power; T has the sign
-    const float *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms; with MARGINS those of out follow;
+    const float *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms;
                                             // with SPANS see `document_factor`
     const float *logsumexp, *delta;    // [B, Hq, M]
     uint16_t *p, *ds;                  // [slots, pitch / 32, chunk_rows, 32]: tiles of 64 keys, in the order that threads hold
@@ -157,7 +157,7 @@ struct RowBlock {
         end_row = min(first_row + BLOCK_ROWS, args.at.query_rows);
         if (!work.of_rows) return;
         first_tile = keys_begin(args.at, first_row) / KEYS;
-        end_tile = max((keys_end(args.at, end_row - 1) + KEYS_AFTER + CARRIED + KEYS - 1) / KEYS, first_tile + 1);
+        end_tile = max((keys_end(args.at, end_row - 1) + CARRIED + KEYS - 1) / KEYS, first_tile + 1);
     }
     DEVICE bool holds(int row) const { return row >= first_row && row < end_row; }
     // One past the last row whose dc the block computes.

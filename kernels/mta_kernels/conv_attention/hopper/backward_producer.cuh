@@ -19,7 +19,7 @@ DEVICE void copy_rows(const Arguments& args, const Block& block, const RowBlock&
         for (int slab = 0; slab < SLABS; slab++) {
             const int at = (w * SLABS + slab) * SLAB, row = rows.first_row + w * ROWS - HALO;
             copy_tile(block.shared + QUERIES + at, maps.queries, block.rows_full, slab * 64, row, rows.head, rows.batch);
-            copy_tile(block.shared + GRADS + at, maps.grads, block.rows_full, slab * 64, row - ROWS_BEFORE, rows.head, rows.batch);
+            copy_tile(block.shared + GRADS + at, maps.grads, block.rows_full, slab * 64, row, rows.head, rows.batch);
         }
     copy_bytes(block.shared + TAPS, args.taps + rows.head * (TAP_BYTES / 2), TAP_BYTES, block.rows_full);
     copy_bytes(block.shared + TAPS_BACK, args.taps_back + rows.head * (TAP_BYTES / 2), TAP_BYTES, block.rows_full);
@@ -38,8 +38,8 @@ DEVICE void copy_rows_and_keys(const Arguments& args, const Block& block, const 
             if (has_keys)
                 copy_tile(shared + KEYS_AT + at + slab * SLAB, maps.keys, full, slab * 64, tile * KEYS, rows.kv_head, rows.batch);
             if (!has_tile_before) continue;
-            copy_tile(shared + VALUES + at + slab * SLAB, maps.values, full, slab * 64, (tile - 1) * KEYS - LEFT - KEYS_BEFORE,
-                      rows.kv_head, rows.batch);
+            copy_tile(shared + VALUES + at + slab * SLAB, maps.values, full, slab * 64, (tile - 1) * KEYS - LEFT, rows.kv_head,
+                      rows.batch);
             copy_tile(shared + LATE_KEYS + at + slab * SLAB, maps.keys, full, slab * 64, (tile - 1) * KEYS - LAG, rows.kv_head,
                       rows.batch);
         }

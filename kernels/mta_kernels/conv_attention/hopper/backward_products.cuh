@@ -45,9 +45,8 @@ DEVICE void copy_products(const Positions& at, int slots, const Block& block, co
 #pragma unroll 1
         for (int slab = 0; slab < slabs; slab++)
             copy_tile(to + slab * SLAB, scratch, full, 0, row, tile.first_place / 32 + slab * 2, tile.of_ds * slots + of.slot);
-        const int right_row = tile.first_row + row - (tile.of_ds ? 0 : ROWS_BEFORE);
         for (int slab = 0; slab < SLABS; slab++)
-            copy_tile(to + (PLACES / 64 + slab) * SLAB, right, full, slab * 64, right_row, of.head, of.batch);
+            copy_tile(to + (PLACES / 64 + slab) * SLAB, right, full, slab * 64, tile.first_row + row, of.head, of.batch);
     }
 }
 

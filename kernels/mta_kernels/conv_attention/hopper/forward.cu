@@ -11,7 +11,7 @@
 //   ELEMENT  Half or Bfloat16: q, k, v, out        HEAD_DIM   a multiple of 8
 //   VALUE_DIM  columns of v a block computes, a multiple of 8 up to 128; VALUE_PARTS blocks make up a row of out
 //   QUERY_TAPS 1 to 8, KEY_TAPS 1 to 17, PAD key padding to the left
-//   CAUSAL, SPANS, MARGINS  0 or 1                 WARPGROUPS, STAGES
+//   CAUSAL, SPANS  0 or 1                          WARPGROUPS, STAGES
 // Scores go through fp16. A row that sees one beyond 65504 comes out NaN and is computed again, in float32 (exact_row).
 // By hand, for registers and spills (wgmma.cuh is what source.py's `wgmma_header` returns):
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 --std=c++17 -I. -I../../nvrtc -DELEMENT=Bfloat16 ... -cubin

@@ -111,47 +111,43 @@ class ForwardArguments(ctypes.Structure):
 
 def conv_attention_forward(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, head_chunk: int = 0,
-    spans: Tensor | None = None, margins: bool = False,
+    spans: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As the Triton backend's `conv_attention_forward`: out `[B, Hq, M, D]` and logsumexp `[B, Hq, M]` float32.
 
-    `margins` says that q and k have rows for the convolution alone, those that `TileConstants` names.
     Inputs that the copy engine cannot describe are copied first: those whose last dimension is not contiguous, whose
     other strides are not multiples of 16 bytes, or that do not begin at one. Nothing waits for the GPU. The scratch is
     too small for `head_chunk` to matter.
     """
-    return launches_for(operation, q, k, v, weight, spans is not None, margins)(q, k, v, weight, spans)
+    return launches_for(operation, q, k, v, weight, spans is not None)(q, k, v, weight, spans)
 
 
 def launches_for(
-    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, packed: bool = False, margins: bool = False
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, packed: bool = False
 ) -> ForwardLaunches:
     """The launches for tensors like these, remembered; `packed` is whether there are spans."""
     key = (
         q.shape, k.shape, weight.shape, q.stride(), k.stride(), v.stride(), weight.stride(), q.dtype, weight.dtype,
-        q.device, operation, packed, margins,
+        q.device, operation, packed,
     )  # fmt: skip
     found = _launches.get(key)
     if found is None:
-        found = keep(_launches, key, ForwardLaunches(operation, q, k, v, weight, packed, margins))
+        found = keep(_launches, key, ForwardLaunches(operation, q, k, v, weight, packed))
     return found
 
 
 class ForwardLaunches:
     """The forward for calls that differ in addresses alone: what these do not change is worked out once."""
 
-    def __init__(
-        self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, packed: bool, margins: bool
-    ) -> None:
-        self._operation, self._packed, self._margins = operation, packed, margins
-        self._constants = ForwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed, margins)
+    def __init__(self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, packed: bool) -> None:
+        self._operation, self._packed = operation, packed
+        self._constants = ForwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v))
         self._layout = scratch_layout(self._constants, q.shape[1], q.shape[0] * q.shape[2])
         # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.
         self._bytes = empty(0, dtype=torch.uint8, device=q.device)
-        self._out_shape = (*q.shape[:2], q.shape[2] - self._constants.rows_before, q.shape[3])
-        self._logsumexp = empty(1, dtype=torch.float32, device=q.device).expand(self._out_shape[:3])
-        self._is_like_out = q.is_contiguous() and q.shape == self._out_shape
+        self._logsumexp = empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:3])
+        self._is_contiguous = q.is_contiguous()
         self._maps: dict[tuple[int, ...], list[TensorMap]] = {}  # of q, k and v, by where they begin
         self._idle: list[ForwardCall] = []
 
@@ -174,10 +170,10 @@ class ForwardLaunches:
         if maps is None:
             if not self._has_describable_strides or (starts[0] | starts[1] | starts[2]) % 16:
                 q, k, v = (describable(x) for x in (q, k, v))
-                launches = launches_for(self._operation, q, k, v, weight, self._packed, self._margins)
+                launches = launches_for(self._operation, q, k, v, weight, self._packed)
                 return launches._launch(q, k, v, weight, spans, logsumexp)
             maps = keep(self._maps, starts, [tensor_map(x) for x in (q, k, v)])
-        out = empty_like(q) if self._is_like_out else new_empty(q, self._out_shape)
+        out = empty_like(q) if self._is_contiguous else new_empty(q, q.shape)
         layout = self._layout
         scratch = new_empty(self._bytes, layout.end if logsumexp is None else layout.logsumexp)
         scratch_at = scratch.data_ptr()

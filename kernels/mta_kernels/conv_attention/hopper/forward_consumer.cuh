@@ -14,11 +14,9 @@ struct RowMask {
     int seen_by_all, end_seen_by_all;  // keys that no row of the warp group masks
     const int (&begin)[2], (&end)[2];  // of this thread's two rows
 
-    // Scores that a row does not see are zeros to the convolution. With MARGINS a tile that is not causal has a mask as well,
-    // beyond its last key: without one ptxas finds no registers for three consumers, and runs one product at a time.
+    // Scores that a row does not see are zeros to the convolution.
     DEVICE void mask_scores(float (&scores)[32], int first_key, int local_row, int column) const {
-        if (SPANS ? first_key < seen_by_all || first_key + KEYS > end_seen_by_all
-                  : (CAUSAL || MARGINS) && first_key + KEYS - 1 > position) {
+        if (SPANS ? first_key < seen_by_all || first_key + KEYS > end_seen_by_all : CAUSAL && first_key + KEYS - 1 > position) {
 #pragma unroll
             for (int i = 0; i < 32; i++) {
                 const int key = first_key + i / 4 * 8 + column + i % 2, h = i / 2 % 2;
@@ -193,7 +191,7 @@ DEVICE void consume(const Arguments& args, const Block& block, int warpgroup, in
         const int first_row = found.first_row + warpgroup * WARPGROUP_STRIDE - HALO;
         barrier_wait(block.queries_full + 8 * slot, count / SLOTS & 1);
         const float unit = scheduler.unit(slot);
-        const int position = opaque(first_row + (args.at.key_rows - (CAUSAL || !MARGINS ? args.at.query_rows : 0)));
+        const int position = opaque(first_row + (args.at.key_rows - args.at.query_rows));
         const auto end_of = [&](int row) { return CAUSAL && !SPANS ? position + row + 1 : keys_end(args.at, first_row + row); };
         int begin[2], end[2];
 #pragma unroll

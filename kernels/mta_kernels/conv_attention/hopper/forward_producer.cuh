@@ -12,7 +12,7 @@ struct PendingValues {
     DEVICE void copy(const Block& block, const TensorMap* value_map, int stage, uint32_t full) const {
         for (int slab = 0; slab < VALUE_SLABS; slab++)
             copy_tile(block.shared + VALUES + (stage * VALUE_SLABS + slab) * SLAB, value_map, full,
-                      part * VALUE_DIM + slab * 64, tile * KEYS - LEFT - KEYS_BEFORE, kv_head, batch);
+                      part * VALUE_DIM + slab * 64, tile * KEYS - LEFT, kv_head, batch);
     }
 };
 

@@ -13,7 +13,7 @@ struct Preparation {
     Weight weight;
     uint16_t *taps, *taps_back;
     float* weight_scale;                          // [Hq]: |scale| * log2(e) * the power of two that T is divided by
-    float *value_norms, *grad_norms;              // [B * heads, NORM_PARTS]; with MARGINS norms of out follow grad_norms
+    float *value_norms, *grad_norms;              // [B * heads, NORM_PARTS]
     float* delta;                                 // [B, Hq, M]: sums of out * grad_out
     int* counters;                                // of the tile schedulers of the next kernels: set to 0
     const float* logsumexp;                       // [B, Hq, M], or null

@@ -24,7 +24,6 @@ class PrepareConstants(BandedConstants):
 
     causal: bool = True
     spans: bool = False
-    margins: bool = False
 
     kernel_name, threads, shared_memory = "hopper_prepare", 256, 32
 
@@ -42,24 +41,7 @@ class PrepareConstants(BandedConstants):
 
 @dataclass(frozen=True)
 class TileConstants(BandedConstants):
-    """The constants that forward.cu and backward.cu share for a shape; the rest is theirs.
-
-    With `margins` the tensors are a tile of a larger problem. The first cq-1 rows of q feed the convolution only, and
-    so do the first `pad` rows of k and, if not causal, its last ck-1-pad. out, logsumexp and grad_out have no such
-    rows, v no such keys.
-    """
-
-    margins: bool = False
-
-    @property
-    def rows_before(self) -> int:
-        """First rows of q that only feed the convolution."""
-        return self.conv.query_taps - 1 if self.margins else 0
-
-    @property
-    def keys_before(self) -> int:
-        """First rows of k that only feed the convolution."""
-        return self.conv.pad if self.margins else 0
+    """The constants that forward.cu and backward.cu share for a shape; the rest is theirs."""
 
     @property
     def warpgroups(self) -> int:
@@ -73,7 +55,7 @@ class TileConstants(BandedConstants):
 
     @property
     def prepared(self) -> PrepareConstants:
-        return PrepareConstants(self.dtype, self.head_dim, self.conv, margins=self.margins)
+        return PrepareConstants(self.dtype, self.head_dim, self.conv)
 
     @property
     def slabs(self) -> int:

@@ -29,7 +29,7 @@ from mta_kernels.conv_attention.triton.backward_scores import (
 )
 from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch, next_power_of_2
-from mta_kernels.conv_attention.triton.prepare import LN_2, LOG2_E, NO_MARGINS, Margins, _load_rows, prepare, row_pitch
+from mta_kernels.conv_attention.triton.prepare import LN_2, LOG2_E, _load_rows, prepare, row_pitch
 from mta_kernels.gpu_limits import compiled_capability, shared_memory_limit
 from mta_kernels.operation import Operation
 
@@ -66,32 +66,30 @@ def _output_gradient_kernel(
 
 def conv_attention_backward(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor,
-    grad_out: Tensor, *, head_chunk: int = 0, spans: Tensor | None = None, margins: Margins = NO_MARGINS,
-    gradient_dtype: torch.dtype | None = None,
+    grad_out: Tensor, *, head_chunk: int = 0, spans: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes, and their dtypes unless told.
+    """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes and dtypes.
 
     The arguments are those of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and
-    `grad_out [B, Hq, M, D]`, the gradient of out, all of any strides. out and logsumexp may be those of more keys than
-    k holds: these are then what k, v and their part of the scores contribute to the gradients.
+    `grad_out [B, Hq, M, D]`, the gradient of out, all of any strides.
     """
     return gradients_by_chunks(
-        _part_backward, q, k, v, weight, out, logsumexp, grad_out, head_chunk=head_chunk, dtype=gradient_dtype,
-        operation=operation, spans=spans, margins=margins,
+        _part_backward, q, k, v, weight, out, logsumexp, grad_out, head_chunk=head_chunk,
+        operation=operation, spans=spans,
     )  # fmt: skip
 
 
 def _part_backward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor, *,
-    operation: Operation, spans: Tensor | None, margins: Margins,
+    operation: Operation, spans: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of some heads in float32; logsumexp is contiguous."""
     batch, heads, query_rows, head_dim = grad_out.shape
     kv_heads, key_rows = v.shape[1:3]
     query_taps, key_taps, pad = operation.conv.query_taps, operation.conv.key_taps, operation.conv.pad
     causal, factor = operation.causal, operation.scale * LOG2_E.value
-    signature = call_signature(q, k, v, weight, grad_out, logsumexp, spans, options=(causal, pad, margins))
-    prepared = prepare(operation, q, k, v, weight, signature=signature, margins=margins)
+    signature = call_signature(q, k, v, weight, grad_out, logsumexp, spans, options=(causal, pad))
+    prepared = prepare(operation, q, k, v, weight, signature=signature)
     gpu: dict[str, int] = {"element_size": q.element_size(), "shared_memory": shared_memory_limit(q.device)}
     probabilities = probabilities_config(compute_capability=compiled_capability(q.device), **gpu)
     value_gradients = value_gradients_config(block_d=value_block(q), **gpu)
@@ -102,8 +100,6 @@ def _part_backward(
         return empty(*shape, dtype=torch.float32, device=q.device)
 
     dq, dk = sums(batch * heads, q.shape[2], head_dim), sums(batch * kv_heads, k.shape[2], head_dim)
-    if margins != NO_MARGINS:  # what follows adds to these rows
-        dq[:, : margins.queries], dk[:, : margins.keys] = 0, 0
     dv, dkeys = sums(batch * heads, key_rows, head_dim), sums(batch * heads, key_rows, prepared.queries.shape[2])
     dweight = torch.zeros(weight.shape, dtype=torch.float32, device=q.device)
     unit = 16 // q.element_size()
@@ -119,16 +115,15 @@ def _part_backward(
         launch_value_gradients(p, dc, prepared.values, grad_rows, delta, loss_scale, dv, chunk, value_gradients)
         add_transposed_product(dc, prepared.queries, dkeys, loss_scale, query_units, chunk, factor=LN_2.value)
         dqueries = row_product(dc, prepared.keys, loss_scale, key_units, chunk, factor=LN_2.value)
-        rows_of_q: dict[str, int] = {"above": query_taps - 1, "first_row": margins.queries + chunk.first_row}
+        rows_of_q: dict[str, int] = {"above": query_taps - 1, "first_row": chunk.first_row}
         if expanded_keys:
             add_overlapping(dqueries, dq, chunk.signature, taps=query_taps, **rows_of_q)
         else:
             dweight += add_expanded(dqueries, q, weight.mT, dq, chunk.signature, factor=factor, **rows_of_q).mT
-    rows_of_k: dict[str, int] = {"above": pad, "first_row": margins.keys, "below": k.shape[2] - margins.keys - key_rows}
     if expanded_keys:
-        dweight += add_expanded(dkeys, k, weight, dk, signature, factor=factor, **rows_of_k)
+        dweight += add_expanded(dkeys, k, weight, dk, signature, factor=factor, above=pad)
     else:
-        add_overlapping(dkeys, dk, signature, taps=key_taps, **rows_of_k)
+        add_overlapping(dkeys, dk, signature, taps=key_taps, above=pad)
     if prepared.band_width:
         dweight += add_band(
             prepared.band, q, k, v, weight, grad_out, logsumexp, delta, loss_scale, dq, dk, dv, signature,

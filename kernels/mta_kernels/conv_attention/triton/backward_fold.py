@@ -145,17 +145,17 @@ def _add_rows(out_ptr, total, batch_head, row, dim, row_end, written, seq_len, h
 
 
 def add_overlapping(
-    grad: Tensor, out: Tensor, signature: Hashable, *, taps: int, above: int, first_row: int = 0, below: int = 0
+    grad: Tensor, out: Tensor, signature: Hashable, *, taps: int, above: int, first_row: int = 0
 ) -> None:
     """Add the gradient of `overlapping_rows` to `out [B*H, N, D]` float32.
 
     `grad [B*Hq, rows, taps * pitch]` holds the rows from `first_row` on, in order of calls; heads are summed. Rows of
-    out take part from `above` before the first of grad to `below` after the last.
+    out take part from `above` before the first of grad on.
     """
     heads, seq_len, head_dim = out.shape
     batch_heads, rows, depth = grad.shape
     first_out = max(0, first_row - above)
-    out_rows = first_row + rows + below - first_out
+    out_rows = first_row + rows - first_out
     block_d = min(128, next_power_of_2(head_dim))
     launch(
         _overlap_add_kernel, cdiv(out_rows, 32) * heads * cdiv(head_dim, block_d), signature,
@@ -166,7 +166,7 @@ def add_overlapping(
 
 def add_expanded(
     grad: Tensor, x: Tensor, weight: Tensor, out: Tensor, signature: Hashable, *,
-    factor: float, above: int, first_row: int = 0, below: int = 0,
+    factor: float, above: int, first_row: int = 0,
 ) -> Tensor:  # fmt: skip
     """Add the gradient of `expand(x, weight, factor, above)` to `out [B*H, N, D]` float32.
 
@@ -176,7 +176,7 @@ def add_expanded(
     heads, taps, summed_taps = weight.shape
     batch_heads, rows, depth = grad.shape
     first_out = max(0, first_row - above)
-    out_rows = first_row + rows + below - first_out
+    out_rows = first_row + rows - first_out
     block_d = min(64, max(16, next_power_of_2(head_dim)))
     precision = dot_precision(x.dtype)
     launch(

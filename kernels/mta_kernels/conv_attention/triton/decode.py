@@ -6,8 +6,6 @@ The kernel of the shares is in decode_shares.py, their number and its tiles in d
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from typing import NamedTuple
 
 import torch
 import triton
@@ -160,47 +158,6 @@ def launch_decode(
 
     With `bulk` the copy engine reads the caches: see `reads_in_bulk`.
     """
-    tensors = q_window, k_cache, v_cache, weight, lengths, block_table
-    found = launch_shares(operation, *tensors, splits=splits, config=config, bulk=bulk)
-    batch, query_heads, _, head_dim = q_window.shape
-    out = empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=q_window.device)
-    slots = splits + 1
-    at_once = slots <= SLOTS_AT_ONCE
-    combine_d = min(32 if at_once else 64, max(16, next_power_of_2(head_dim)))
-    launch(
-        _combine_splits_kernel, batch * query_heads * cdiv(head_dim, combine_d), found.signature,
-        found.partial, found.maxima, found.sums, out, slots,
-        HEAD_DIM=head_dim, BLOCK_SLOTS=next_power_of_2(slots), BLOCK_D=combine_d,
-        CHUNK=min(SLOTS_AT_ONCE, next_power_of_2(slots)), AT_ONCE=at_once,
-        DEPENDENT_LAUNCH=found.dependent_launch, num_warps=1 if at_once else 4, launch_pdl=found.dependent_launch,
-    )  # fmt: skip
-    return out
-
-
-class Shares(NamedTuple):
-    """Partial results of `splits + 1` programs a head, in base-2 units.
-
-    `partial [B * Hq, splits + 1, D]`, `maxima` and `sums [B * Hq, splits + 1]`, float32. The kernel that combines them
-    may start before they are there if it waits (`dependent_launch`).
-    """
-
-    partial: Tensor
-    maxima: Tensor
-    sums: Tensor
-    signature: Hashable
-    dependent_launch: bool
-
-
-def launch_shares(
-    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor,
-    block_table: Tensor | None, *, splits: int, config: DecodeConfig, first_key: int = 0, own_keys: int = 0,
-    bulk: bool = False,
-) -> Shares:  # fmt: skip
-    """Run the decode kernel with these tiles; with `bulk`, not for a part of a cache, the copy engine reads K and V.
-
-    With `own_keys` the cache is a part of one: these keys, from `first_key` on, and the few before and after that they
-    are mixed with. Lengths count from the first key that is held, and may be negative or beyond.
-    """
     batch, query_heads, window, head_dim = q_window.shape
     kv_heads = k_cache.shape[1]
     group = query_heads // kv_heads
@@ -237,12 +194,21 @@ def launch_shares(
         BLOCK_NEAR=max(16, next_power_of_2(query_taps + key_taps - 2)),
         SPLIT_WEIGHT=weight.dtype != q_window.dtype,
         UNIT=unit, DEPENDENT_LAUNCH=dependent_launch,
-        PRECISION=dot_precision(q_window.dtype),
-        FIRST=first_key, OWN=own_keys, HELD=k_cache.shape[2] if own_keys else 0, BULK=bulk,
+        PRECISION=dot_precision(q_window.dtype), BULK=bulk,
         NEWEST_LAST=newest_last(batch * kv_heads, splits, group, sm_count(q_window.device)),
         num_warps=config.num_warps, num_stages=num_stages,
     )  # fmt: skip
-    return Shares(partial, maxima, sums, signature, dependent_launch)
+    out = empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=q_window.device)
+    at_once = slots <= SLOTS_AT_ONCE
+    combine_d = min(32 if at_once else 64, max(16, next_power_of_2(head_dim)))
+    launch(
+        _combine_splits_kernel, batch * query_heads * cdiv(head_dim, combine_d), signature,
+        partial, maxima, sums, out, slots,
+        HEAD_DIM=head_dim, BLOCK_SLOTS=next_power_of_2(slots), BLOCK_D=combine_d,
+        CHUNK=min(SLOTS_AT_ONCE, next_power_of_2(slots)), AT_ONCE=at_once,
+        DEPENDENT_LAUNCH=dependent_launch, num_warps=1 if at_once else 4, launch_pdl=dependent_launch,
+    )  # fmt: skip
+    return out
 
 
 def _descriptors(k_cache: Tensor, v_cache: Tensor, config: DecodeConfig) -> tuple[TensorDescriptor, TensorDescriptor]:

@@ -28,16 +28,13 @@ def _conv_attention_decode_kernel(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PACK: tl.constexpr, STEPS: tl.constexpr,
     BLOCK_STEPS: tl.constexpr, BLOCK_TAPS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_NEAR: tl.constexpr, SPLIT_WEIGHT: tl.constexpr, UNIT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
-    PRECISION: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr, HELD: tl.constexpr, BULK: tl.constexpr,
-    NEWEST_LAST: tl.constexpr,
+    PRECISION: tl.constexpr, BULK: tl.constexpr, NEWEST_LAST: tl.constexpr,
 ):  # fmt: skip
     """One program: a share of the keys for HEADS query heads of a KV head, or the newest keys of one query head.
 
     lengths `[B]`; q `[B, Hq, window, D]`; k, v `[B, Hkv, S, D]`, or `[pages, Hkv, PAGE_SIZE, D]` with table
     `[B, max_pages]` if PAGE_SIZE > 0; their first three strides count UNIT elements. Slot `split` of partial
     `[B, Hq, splits + 1, D]`, max and sum `[B, Hq, splits + 1]` is a share's, the last slot is the newest keys'.
-    If OWN > 0 the cache is a part of one: it holds HELD keys, the OWN from FIRST on take part in the softmax, and the
-    sequence may end before or after them, by a length that counts from the first key held and may be negative.
     If BULK, k_desc `[B, Hkv, PACK, S // PACK, D]` and v_desc `[B, Hkv, S, D]` describe the same k and v.
     """
     if DEPENDENT_LAUNCH:
@@ -53,10 +50,7 @@ def _conv_attention_decode_kernel(
     batch = sequence // kv_heads
     kv_head = sequence % kv_heads
     length = tl.load(lengths_ptr + batch.to(tl.int64) * stride_l).to(tl.int32)
-    tail_start = tl.maximum(length - (QUERY_TAPS - 1) - (KEY_TAPS - 1 - PAD), FIRST)
-    shares_end = tail_start  # the newest keys come after the shares
-    if OWN > 0:
-        shares_end = tl.minimum(tail_start, FIRST + OWN)
+    tail_start = tl.maximum(length - (QUERY_TAPS - 1) - (KEY_TAPS - 1 - PAD), 0)  # the newest keys, after the shares
 
     unit = tl.full([], UNIT, tl.int64)
     stride_kb, stride_kh, stride_kn = unit * stride_kb, unit * stride_kh, unit * stride_kn
@@ -78,8 +72,7 @@ def _conv_attention_decode_kernel(
             q_ptr + head.to(tl.int64) * stride_qh, k_ptr, v_ptr, weight_ptr + head.to(tl.int64) * stride_wh, table_ptr,
             partial_ptr, max_ptr, sum_ptr, slot, dim, stride_qw, stride_qd, stride_kb, stride_kn, stride_kd,
             stride_vb, stride_vn, stride_vd, stride_wa, stride_wb, stride_tp, window, length, tail_start, factor,
-            QUERY_TAPS, KEY_TAPS, PAD, HEAD_DIM, PAGE_SIZE, BLOCK_TAPS, BLOCK_D, BLOCK_NEAR, PRECISION, FIRST, OWN,
-            HELD,
+            QUERY_TAPS, KEY_TAPS, PAD, HEAD_DIM, PAGE_SIZE, BLOCK_TAPS, BLOCK_D, BLOCK_NEAR, PRECISION,
         )  # fmt: skip
         return
 
@@ -88,9 +81,9 @@ def _conv_attention_decode_kernel(
     OUT_ROWS: tl.constexpr = max(16, HEADS)  # every head's probabilities repeated to fill the tensor core
     first_head = (program - GROUP) % head_blocks * HEADS  # programs that read the same keys run side by side
     split = (program - GROUP) // head_blocks
-    share = (tl.cdiv(shares_end - FIRST, splits) + 15) // 16 * 16
-    start = FIRST + split * share
-    stop = tl.minimum(start + share, shares_end)
+    share = (tl.cdiv(tail_start, splits) + 15) // 16 * 16
+    start = split * share
+    stop = tl.minimum(start + share, tail_start)
     first_column = start // PACK - (PAD + PACK - 1) // PACK
 
     accumulator = tl.zeros([OUT_ROWS, BLOCK_D], tl.float32)
@@ -226,13 +219,13 @@ def _add_newest(
     stride_tp, window, length, tail_start, factor,
     QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, PAD: tl.constexpr, HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr, BLOCK_TAPS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_NEAR: tl.constexpr,
-    PRECISION: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr, HELD: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The partial result of a head's newest keys, from `tail_start` on, into its slot."""
     r = _newest_products(
         q_ptr, k_ptr, weight_ptr, table_ptr, stride_qw, stride_qd, stride_kb, stride_kn, stride_kd, stride_wa,
         stride_wb, stride_tp, window, length, factor, QUERY_TAPS, KEY_TAPS, HEAD_DIM, PAGE_SIZE, BLOCK_TAPS, BLOCK_D,
-        BLOCK_NEAR, PRECISION, HELD,
+        BLOCK_NEAR, PRECISION,
     )  # fmt: skip
     # [key taps, BLOCK_NEAR]
     column = tl.arange(0, BLOCK_NEAR)
@@ -242,8 +235,6 @@ def _add_newest(
     scores = tl.sum(tl.where(known, moved, 0.0), 0)
     key = length - BLOCK_NEAR + column
     inside = (key >= tail_start) & (key < length)
-    if OWN > 0:
-        inside = inside & (key < FIRST + OWN)
     scores = tl.where(inside, scores, float("-inf"))
     newest_max = tl.max(scores, 0)
     p = tl.exp2(scores - _finite(newest_max))
@@ -260,7 +251,6 @@ def _newest_products(
     stride_qw, stride_qd, stride_kb, stride_kn, stride_kd, stride_wa, stride_wb, stride_tp, window, length, factor,
     QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     BLOCK_TAPS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_NEAR: tl.constexpr, PRECISION: tl.constexpr,
-    HELD: tl.constexpr,
 ):  # fmt: skip
     """`r[b, y] = factor * sum_a weight[a, b] * s[a, y]` for the last BLOCK_NEAR keys, s zero where a may not see y."""
     dim = tl.arange(0, BLOCK_D)
@@ -276,8 +266,6 @@ def _newest_products(
         other=0.0,
     )  # [BLOCK_TAPS, BLOCK_D]
     inside = (key >= 0) & (key < length)
-    if HELD > 0:
-        inside = inside & (key < HELD)
     rows = _cache_rows(table_ptr, key, inside, stride_kb, stride_kn, stride_tp, PAGE_SIZE)
     k = _load_rows(k_ptr, rows, dim, inside, stride_kd, HEAD_DIM)  # [BLOCK_NEAR, BLOCK_D]
     scores = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_TAPS, BLOCK_NEAR]

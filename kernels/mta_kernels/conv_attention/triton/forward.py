@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from mta_kernels.conv_attention.triton.launch import (
     next_power_of_2,
     operand,
 )
-from mta_kernels.conv_attention.triton.prepare import NO_MARGINS, Margins, Prepared, dot_precision, prepare
+from mta_kernels.conv_attention.triton.prepare import Prepared, dot_precision, prepare
 from mta_kernels.gpu_limits import compiled_capability, tile_limits
 from mta_kernels.operation import Operation
 
@@ -68,39 +67,36 @@ class ForwardConfig:
 
 def conv_attention_forward(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *,
-    head_chunk: int = 0, spans: Tensor | None = None, margins: Margins = NO_MARGINS,
-    out_dtype: torch.dtype | None = None,
+    head_chunk: int = 0, spans: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Conv attention of `q [B, Hq, M, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`.
 
     The queries are the last M of N positions; the convolution sees zeros above their first row. `head_chunk` query
     heads are worked on at a time, all if 0: the scratch memory is theirs alone. `spans [2, N]` int32 limits row i
     to the keys from `spans[0, i]` to before `spans[1, i]`, both nondecreasing, for M = N; k and v should be zeros
-    where the convolution reaches past a span. With `margins` q and k have rows besides, for the convolution alone.
-    Returns out `[B, Hq, M, D]`, in the dtype of q unless told, and the logsumexp of each row of convolved scores,
-    `[B, Hq, M]` float32.
+    where the convolution reaches past a span.
+    Returns out `[B, Hq, M, D]`, in the dtype of q, and the logsumexp of each row of convolved scores, `[B, Hq, M]`
+    float32.
     """
-    shape = (*q.shape[:2], q.shape[2] - margins.queries)
-    out = empty(*shape, q.shape[3], dtype=out_dtype or q.dtype, device=q.device)
-    logsumexp = empty(shape, dtype=torch.float32, device=q.device)
-    options: dict[str, Any] = {"spans": spans, "margins": margins}
+    out = empty(q.shape, dtype=q.dtype, device=q.device)
+    logsumexp = empty(q.shape[:3], dtype=torch.float32, device=q.device)
     if head_chunk in (0, q.shape[1]):
-        _forward_heads(operation, q, k, v, weight, out, logsumexp, **options)
+        _forward_heads(operation, q, k, v, weight, out, logsumexp, spans)
     else:
         for part, kv_part in head_parts(q.shape[1], k.shape[1], head_chunk):
-            heads = (x[:, part] for x in (out, logsumexp))
-            _forward_heads(operation, q[:, part], k[:, kv_part], v[:, kv_part], weight[part], *heads, **options)
+            inputs = q[:, part], k[:, kv_part], v[:, kv_part], weight[part]
+            _forward_heads(operation, *inputs, out[:, part], logsumexp[:, part], spans)
     return out, logsumexp
 
 
 def _forward_heads(
-    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, *,
-    spans: Tensor | None, margins: Margins,
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor,
+    spans: Tensor | None,
 ) -> None:  # fmt: skip
     """Write the results of some heads."""
     causal = operation.causal
-    signature = call_signature(q, k, v, weight, spans, out, logsumexp, options=(causal, operation.conv.pad, margins))
-    prepared = prepare(operation, q, k, v, weight, signature=signature, margins=margins)
+    signature = call_signature(q, k, v, weight, spans, out, logsumexp, options=(causal, operation.conv.pad))
+    prepared = prepare(operation, q, k, v, weight, signature=signature)
     config = forward_config(
         depth=prepared.queries.shape[2], block_d=value_block(q), short=causal and k.shape[2] < KEYS_OF_WIDE_TILES,
         **tile_limits(q),

@@ -25,20 +25,6 @@ LN_2 = tl.constexpr(math.log(2.0))
 
 
 @dataclass(frozen=True)
-class Margins:
-    """Rows that the convolution alone reads: the first `queries` of q, the first `keys` of k.
-
-    v has no rows for these keys. Keys after as many as v has rows for are the convolution's alone too.
-    """
-
-    queries: int = 0
-    keys: int = 0
-
-
-NO_MARGINS = Margins()
-
-
-@dataclass(frozen=True)
 class Prepared:
     """The inputs of the fused kernels, for queries that are the last M of N positions.
 
@@ -291,14 +277,10 @@ def _load_rows(x_ptr, row, dim, stride_n, stride_d, rows, dims):
     )
 
 
-def prepare(
-    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, signature: Hashable,
-    margins: Margins = NO_MARGINS,
-) -> Prepared:  # fmt: skip
+def prepare(operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, signature: Hashable) -> Prepared:
     """Make the inputs of the fused kernels from those of `conv_attention`.
 
-    The queries `q [B, Hq, M, D]` are the last M of the N positions of `k, v [B, Hkv, N, D]`. With `margins` q and k
-    have rows besides, of which what is made has none.
+    The queries `q [B, Hq, M, D]` are the last M of the N positions of `k, v [B, Hkv, N, D]`.
     """
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
@@ -337,10 +319,6 @@ def prepare(
         num_warps=4, launch_pdl=dependent and width > 0,
     )  # fmt: skip
     queries, keys = (overlapping, expanded) if keys_expanded else (expanded, overlapping)
-    if margins.queries:
-        queries, band = queries[:, margins.queries :], band[:, margins.queries :].contiguous()
-    if key_rows != v.shape[2]:
-        keys = keys[:, margins.keys : margins.keys + v.shape[2]]
     return Prepared(queries, keys, units, describable(v), band, width)
 
 

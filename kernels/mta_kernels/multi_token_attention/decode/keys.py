@@ -62,7 +62,7 @@ def _mta_decode_convolved_kernel(
         r = _newest_products(
             q_ptr + head * stride_qh, k_ptr, weight_ptr + head * stride_wh, table_ptr, stride_qw, stride_qd, stride_kb,
             stride_kn, stride_kd, stride_wa, stride_wb, stride_tp, window, length, scale, QUERY_TAPS, KEY_TAPS,
-            HEAD_DIM, PAGE_SIZE, BLOCK_TAPS, BLOCK_D, BLOCK_NEAR, PRECISION, 0,
+            HEAD_DIM, PAGE_SIZE, BLOCK_TAPS, BLOCK_D, BLOCK_NEAR, PRECISION,
         )  # fmt: skip
         near = tl.arange(0, BLOCK_NEAR)
         place = near[None, :] - PAD + tl.arange(0, r.shape[0])[:, None]
