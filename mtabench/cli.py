@@ -1,7 +1,5 @@
 """The command line: parses, calls, prints. What a command needs is imported inside it, so that --help is quick."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The options of a sweep that ask for workers, checked before anything is started or looked for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 

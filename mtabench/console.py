@@ -1,7 +1,5 @@
 """What the person reads on standard output: lines, numbers, and how wide a terminal is."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Where a measurement runs: device, versions, revision, free memory, and the clock of the GPU."""
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

@@ -1,7 +1,5 @@
 """Texts that somebody else wrote, made safe for where they are shown; they come out as text and do nothing there."""
 
-from __future__ import annotations
-
 import html
 import os
 import re

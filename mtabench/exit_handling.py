@@ -1,7 +1,5 @@
 """How the process of a command ends: exit codes, errors as one sentence, Ctrl-C or SIGTERM, a reader that is gone."""
 
-from __future__ import annotations
-
 import errno
 import getpass
 import io

@@ -1,7 +1,5 @@
 """What git says of a checkout, whatever a hook exports and a person's configuration hides."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Sequence

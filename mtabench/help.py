@@ -1,7 +1,5 @@
 """How commands show their help: options in groups, within 80 columns, no word or name broken."""
 
-from __future__ import annotations
-
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What commands print with --json: one document, of the same form whatever the command; docs/json.md has the fields."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

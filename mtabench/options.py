@@ -1,7 +1,5 @@
 """The options of the command line: what each is called, takes and says of itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial

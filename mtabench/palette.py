@@ -1,7 +1,5 @@
 """The colours of pages and charts, each for light and for dark."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

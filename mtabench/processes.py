@@ -1,7 +1,5 @@
 """Call functions in a fresh process, so that a crash, a kill or a hang in one ends that process alone."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import math

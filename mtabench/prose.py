@@ -1,7 +1,5 @@
 """Sentences: counted things in them, and their lines for a terminal."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 

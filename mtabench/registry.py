@@ -5,8 +5,6 @@ them is what a person has: functions in files. `chosen` loads what --impl names 
 that no name in a results file runs code.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """How implementations look, the same in charts and on pages: those with a style of their own, and spare ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import cycle
 

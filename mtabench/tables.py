@@ -3,8 +3,6 @@
 What does not fit is left out by rank and named, stands above the rows that share it, or goes into another block below.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

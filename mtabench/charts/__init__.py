@@ -4,8 +4,6 @@ A kind takes cells (`data`) to a `Chart` (`chart`) whose title states what the c
 how it looks on a light page and on a dark one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence

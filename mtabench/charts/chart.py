@@ -1,7 +1,5 @@
 """A chart whatever its kind: a title that states the finding, panels, and below them what was measured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

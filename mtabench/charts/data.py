@@ -1,7 +1,5 @@
 """What charts are drawn from: cells of results files, checked, each once, sorted into what one chart can show."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Charts for an HTML page: each panel an SVG picture in light and dark, whose parts name the rows that they show."""
 
-from __future__ import annotations
-
 import io
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Ratios are of the same shape, and of several shapes the geometric mean. Where data is missing nothing is claimed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

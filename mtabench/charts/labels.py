@@ -1,7 +1,5 @@
 """Names lines at their ends, so that a chart needs no legend."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

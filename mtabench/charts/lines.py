@@ -1,7 +1,5 @@
 """Draws panels of lines: axes that hold every value, bands, and the name of each line at its end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Lines against sequence length, a panel a problem: values of each implementation, and where it has none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise

@@ -1,7 +1,5 @@
 """Panels of named rows, from top to bottom: one value of each implementation, with its number."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

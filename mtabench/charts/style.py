@@ -3,8 +3,6 @@
 Matplotlib takes no CSS. So a chart for an HTML page is drawn in numbered colours, and `in_css` puts pairs for them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from contextlib import AbstractContextManager

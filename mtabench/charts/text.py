@@ -1,7 +1,5 @@
 """Texts on charts: short enough for their place as the font is drawn, shapes and factors in words, the caption."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from math import floor, log10

@@ -1,7 +1,5 @@
 """Whether an implementation's results can be believed: by the oracle, by probes, and by results of timed calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace

@@ -5,8 +5,6 @@ sample; for that of its worst row, since a fault in one row hides in a norm over
 result, since rounding errors of thousands of numbers hide that all of them are 1 % too large.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ they look at all rows of all heads at the length that is timed, which no float64
 remember what they gave before.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

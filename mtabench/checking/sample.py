@@ -4,8 +4,6 @@ Whole groups of query heads that share a KV head, or all heads of a sequence whe
 rows: always the first and the last rows, and those around a border between blocks of a kernel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise

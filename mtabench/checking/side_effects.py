@@ -4,8 +4,6 @@ On a GPU a call is made behind a delay on the current stream, so that work on an
 it, comes too early or too late: its result is looked at in the stream's order, before anything waits for the device.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 Which ones is drawn at random, and nothing in a window differs. So a call cannot know whether it is looked at.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from random import SystemRandom
 

@@ -1,7 +1,5 @@
 """The workers of a sweep as its process sees them: each is called in a thread, and what came of it is an event."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What a worker is: where it runs, on which GPU, with which versions; and whether that is what runs here."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

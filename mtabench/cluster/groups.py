@@ -1,7 +1,5 @@
 """Which group of cells is measured next, and by whom. Knows nothing of Dask."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Workers on this machine, a measuring process each: one a GPU or a share of the cores."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 

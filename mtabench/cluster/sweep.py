@@ -1,7 +1,5 @@
 """A sweep measured by a crew: groups go out, rows come back, and this process writes them."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

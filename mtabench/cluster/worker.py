@@ -4,8 +4,6 @@ The functions that start and use the measuring process are tasks: they run in th
 lives as long as the worker, and with which the kernel ends the process.
 """
 
-from __future__ import annotations
-
 from distributed import get_worker
 
 from mtabench.cluster.facts import Facts

@@ -1,7 +1,5 @@
 """The command `mtabench ab`: measure two revisions in pairs of fresh processes on this machine, and compare them."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import sys

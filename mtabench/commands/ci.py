@@ -1,7 +1,5 @@
 """The command `mtabench ci init`: write workflows for GitHub Actions into a project."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib import metadata

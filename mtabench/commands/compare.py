@@ -1,7 +1,5 @@
 """The command `mtabench compare`: read two runs and say what changed."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 

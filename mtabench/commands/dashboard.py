@@ -1,7 +1,5 @@
 """The command `mtabench dashboard`: read a folder of results, look for changes, write the site, say what was found."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The command `mtabench env`: device and versions, and the ceilings kept for it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command `explain`: the kernels of a cell, and the least time of its work."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The command `mtabench history`: measure past commits in worktrees, so that a dashboard begins with a past."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import shlex

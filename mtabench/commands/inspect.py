@@ -1,7 +1,5 @@
 """The command `mtabench inspect`: what to compile, for which targets, and what to say of it."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command `mtabench list`: what can be measured, and why not here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mtabench import registry

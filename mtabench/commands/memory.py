@@ -1,7 +1,5 @@
 """The command `memory`: what implementations store and move, and where memory ends."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

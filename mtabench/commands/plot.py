@@ -1,7 +1,5 @@
 """The command `mtabench plot`: charts from results files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

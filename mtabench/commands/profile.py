@@ -1,7 +1,5 @@
 """The command `profile`: each cell checked, traced, and measured by what profilers this machine has."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The command `mtabench report`: read a results file, write the page, say where it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mtabench.errors import UsageError

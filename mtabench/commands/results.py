@@ -1,7 +1,5 @@
 """The commands `mtabench results merge` and `select`: results files, and their samples, made of other ones."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Sequence
 from dataclasses import dataclass

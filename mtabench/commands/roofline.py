@@ -1,7 +1,5 @@
 """The command `roofline`: where the cells of results files stand below what their device can do."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import chain

@@ -1,7 +1,5 @@
 """The command `mtabench show`: a results file as a table that fits the terminal, a pipe or a log."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The commands `mtabench fwd`, `bwd`, `decode` and `model`: plan a sweep, run it, print the table, draw the charts."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections import Counter

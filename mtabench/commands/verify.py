@@ -1,7 +1,5 @@
 """The command `mtabench verify`: check results, and time nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """Two runs, cell by cell: what got slower, what got faster, what broke, and what cannot be told."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

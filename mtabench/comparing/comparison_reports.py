@@ -1,7 +1,5 @@
 """A comparison as a table, as Markdown, as `--json` prints it, and as what CI systems read."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 A cluster is what was measured apart from the others: a process where a run has several, a round where it has one.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

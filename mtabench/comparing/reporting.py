@@ -1,7 +1,5 @@
 """How two runs are judged, and where what is found goes: standard output, files, GitHub."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 It is a checkout of this project, or one of another whose kernels stand in files that --impl names.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

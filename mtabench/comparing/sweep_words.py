@@ -1,7 +1,5 @@
 """A sweep as it is typed, to be run by other processes: checked here, announced here, measured there."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass

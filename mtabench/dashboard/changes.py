@@ -15,8 +15,6 @@ times say too little about noise from run to run: neighbours then differ if thei
 FEW_LEAST is reached, which is weaker evidence.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any

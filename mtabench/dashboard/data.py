@@ -3,8 +3,6 @@
 Texts from results files are printable and bounded; numbers have five significant digits, and None stands for unknown.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence

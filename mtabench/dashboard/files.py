@@ -1,7 +1,5 @@
 """The results files below a folder, read one after another; what is no results file is counted, what is broken told."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

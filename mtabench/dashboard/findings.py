@@ -1,7 +1,5 @@
 """What a reader wants to know first: which cells got slower, when and by which revision, and which fail now."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The folder of static files: made anew or written over an earlier one of ours, and never over anything else."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

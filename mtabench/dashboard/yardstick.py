@@ -1,7 +1,5 @@
 """What plain attention did meanwhile: where it changed alike, the machine is the cause and no commit of ours."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 

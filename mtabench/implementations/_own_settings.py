@@ -3,8 +3,6 @@
 What it replaces of the clocks and of this suite is put back, and its cell is wrong.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

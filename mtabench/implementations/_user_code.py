@@ -3,8 +3,6 @@
 A file is run where a person names it, by `load` alone. No name in a results file leads here.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import importlib

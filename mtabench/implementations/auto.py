@@ -1,7 +1,5 @@
 """What a model runs that names no backend: the fastest that can, which differs from call to call and GPU to GPU."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from mtabench.implementations import Implementation

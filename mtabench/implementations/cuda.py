@@ -1,7 +1,5 @@
 """The CUDA kernels: those for Hopper GPUs, and those for every NVIDIA GPU from sm_80 on."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from mtabench.implementations import Implementation, Style

@@ -1,7 +1,5 @@
 """The ladder's rungs: plain attention from three loops in C to the packages of FlashAttention's authors."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from mtabench.implementations import Implementation, Style

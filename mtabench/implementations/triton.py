@@ -1,7 +1,5 @@
 """Triton kernels: conv attention fused in the expanded form, and all of multi-token attention in stages."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from mtabench.implementations import Implementation, Style

@@ -1,7 +1,5 @@
 """The caches of a GPU before a timed window: nothing of an earlier call is in them, nor of an earlier process."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Any

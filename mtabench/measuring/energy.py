@@ -7,8 +7,6 @@ their power in a part of the time only (arXiv 2312.02741), which calls that are 
 Power at rest is included. Caches stay as the calls leave them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What a cell is called whose implementation raised."""
 
-from __future__ import annotations
-
 import torch
 
 from mtabench.errors import UnsupportedError

@@ -1,7 +1,5 @@
 """Measured ceilings in `ceilings.json` beside the results, so that the rows of a folder refer to the same ones."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Names of cells and phases for Nsight Systems: NVTX ranges on a GPU, nothing elsewhere."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 
 import torch

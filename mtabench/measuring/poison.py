@@ -6,8 +6,6 @@ An allocator hands freed memory out again: without this, a kernel that writes no
 than those that are timed, and other graphs of torch.compile.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """How long the threads of this process were ready to run and had no core: what another job does to a time on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

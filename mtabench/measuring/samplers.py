@@ -1,7 +1,5 @@
 """Three clocks: wall time on a CPU, CUDA events around calls, and replays of a CUDA graph."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whether a time settled: the one definition of how wide its interval is, of the target, and of a time beside a job."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

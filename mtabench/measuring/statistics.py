@@ -1,7 +1,5 @@
 """Median, quantiles and a bootstrap interval of samples that come in rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

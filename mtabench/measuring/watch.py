@@ -1,7 +1,5 @@
 """What looks at the calls of a cell while they are timed, always outside the windows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ What comes from a results file travels as JSON and is put on the page by `textCo
 nevertheless, the Content-Security-Policy lets no script run but ours, known by their hashes, and no request leave.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -1,7 +1,5 @@
 """What GPUs can do: one literal table, with its sources, and the rates that a prediction goes by."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mta_kernels.planned import H200, PlannedGpu

@@ -1,7 +1,5 @@
 """Bytes of memory that a case needs, by its shape alone, and the longest sequence that fits."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What a cell would run on a GPU that need not be here, by the plan of its call."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Where a timed cell stands below the roofline: its work, its bytes, the least time they take, what is left to win."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mtabench.prediction.predict import moved_bytes, unpredicted

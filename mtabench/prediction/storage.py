@@ -1,7 +1,5 @@
 """What one call of an implementation keeps in memory and moves through it, by its shape alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mtabench.prediction.memory import expected_memory_bytes, input_bytes

@@ -1,7 +1,5 @@
 """The range grammar of the command line: `512,1k`, `1k..16k`, `1k..4k:+1k`, `1k..64k:x4`, `6x11,7`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass

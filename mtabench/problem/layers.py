@@ -1,7 +1,5 @@
 """A whole model: which of its layers have which attention, how large it is, and how long its cached sequences are."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Operations as people type them: `--conv 6x11 --mix heads --norm rms --gate one`, and the same in results files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """FLOPs and bytes of a cell, counted from its shape. Useful work is what the operation needs, whoever computes it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

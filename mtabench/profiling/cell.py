@@ -1,7 +1,5 @@
 """A cell made ready to be profiled: checked or not, warmed up, called."""
 
-from __future__ import annotations
-
 import time
 
 from mtabench.measuring.timing import Timed, synchronize, timed

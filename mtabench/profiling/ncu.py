@@ -1,7 +1,5 @@
 """Nsight Compute around one call of a cell: `ncu` starts a process that warms up and marks the call to be measured."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

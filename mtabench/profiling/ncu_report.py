@@ -4,8 +4,6 @@
 row a launch, all quoted, with commas between thousands. Lines that begin with `==` are messages of the tool.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

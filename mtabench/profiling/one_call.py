@@ -4,8 +4,6 @@ CASE is the cell as JSON: its columns, `device`, and what --impl takes as `typed
 outside the marks, compilation included.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

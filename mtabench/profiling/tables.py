@@ -1,7 +1,5 @@
 """What `profile` writes and prints: CSV files of kernels and of counters, and tables of them."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields

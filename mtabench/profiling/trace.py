@@ -1,7 +1,5 @@
 """PyTorch's profiler around some calls of a cell: a trace for Perfetto or Chrome, and the time of each kernel."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

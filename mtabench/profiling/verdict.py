@@ -7,8 +7,6 @@ kernels do. How much is left: a kernel bound by a unit at 80 % of its peak can g
 without asking less of that unit.
 """
 
-from __future__ import annotations
-
 from mtabench.prediction.predict import Prediction
 from mtabench.profiling.ncu_report import Counters
 

@@ -4,8 +4,6 @@ A results file may come from a stranger. No path in it is opened, and a command 
 again only if it is one that mtabench itself writes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What a results file says: the titles of its charts as sentences, and the numbers looked for first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The report as one HTML page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any

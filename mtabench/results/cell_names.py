@@ -1,7 +1,5 @@
 """What people call a cell: one name that is the same in every report, and in tables the parts that tell cells apart."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

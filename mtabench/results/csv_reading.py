@@ -1,7 +1,5 @@
 """CSV files that may come from a stranger: read within bounds and made printable, or refused."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

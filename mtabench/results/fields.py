@@ -4,8 +4,6 @@ A check raises ValueError with what it expects. Numbers are bounded, so that no 
 overflows.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from datetime import datetime

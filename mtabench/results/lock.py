@@ -3,8 +3,6 @@
 Where the file system has no locks, that a process of this name runs is taken for one.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

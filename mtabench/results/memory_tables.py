@@ -1,7 +1,5 @@
 """What `memory` prints and writes: a row a cell, as tables with a column a length, and as CSV."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Each cell has one row, over the samples of all its processes; its `run_id` joins
 samples, which keep theirs, are found and told apart.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a table of results shows: the columns in which rows differ, and once, above it, what they share."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Which rows of a results file: `--where impl=triton,eager,seq=1k..4k`, and in which order: `--sort seq,-speedup`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How well auto chose the splits of a decode step: its time beside the best of the numbers measured."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

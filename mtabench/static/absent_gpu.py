@@ -4,8 +4,6 @@ One capability a process: a JIT function keeps the target of its first call. Imp
 interpreter (TRITON_INTERPRET), whose flag is read where a kernel is defined.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ Worse is a kernel that starts to spill or spills more, that no longer fits in a 
 that no longer compiles, or that is gone. What only changed (registers, tile sizes, stages) passes without a word.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 

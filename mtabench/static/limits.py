@@ -1,7 +1,5 @@
 """What an SM holds, by compute capability: one literal table with its sources, and the GPU that stands for each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mta_kernels.planned import H200, PlannedGpu

@@ -3,8 +3,6 @@
 Read with the tools in Triton's wheel: `cuobjdump -res-usage`, `ptxas -v` and `nvdisasm`.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """How many blocks of a kernel an SM holds at once, and what keeps it from holding more."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mtabench.static.limits import (

@@ -5,8 +5,6 @@ What is unknown is left out. A row is identified by `target`, `shape` and `kerne
 were asked for.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Compile for many targets at once, in processes of their own, and gather what comes of it in the order asked for."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence

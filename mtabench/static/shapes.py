@@ -1,7 +1,5 @@
 """The shapes of arguments that kernels are compiled for: a few that stand for all, and those that are asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

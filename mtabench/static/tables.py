@@ -1,7 +1,5 @@
 """Compiled kernels as tables for people."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """The cells of a results file as those of a sweep; and the plan of any sweep."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run a plan with each cell in a fresh process, so that a crash, a kill or a hang costs one row."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The options of a sweep that say how to measure, of kernels and of models alike: what they may be."""
 
-from __future__ import annotations
-
 from secrets import randbelow
 
 from mtabench.errors import UsageError

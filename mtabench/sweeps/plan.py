@@ -1,7 +1,5 @@
 """From options as typed to the cells of a sweep: parsing, defaults, checks. Touches no file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product

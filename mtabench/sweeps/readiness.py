@@ -1,7 +1,5 @@
 """What can run on this machine, told before it is tried."""
 
-from __future__ import annotations
-
 from mtabench import environment
 from mtabench.prediction.memory import measuring_bytes, model_bytes
 from mtabench.problem.case import Case

@@ -1,7 +1,5 @@
 """What the options of a sweep say of measuring, as settings and as the words of a command line."""
 
-from __future__ import annotations
-
 from mtabench.measuring import timing
 from mtabench.problem.axes import parse_percent
 from mtabench.sweeps.plan import Options, Plan

@@ -1,7 +1,5 @@
 """What a person sees of a sweep: its plan, a line a row, and a table at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a model keeps of the tokens before: keys and values in pages, the last queries, rows of probabilities."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

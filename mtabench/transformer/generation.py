@@ -1,7 +1,5 @@
 """Generating with a cache: prompts in chunks, then a token of every sequence at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

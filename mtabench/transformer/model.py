@@ -1,7 +1,5 @@
 """A plain transformer: rotary positions, RMSNorm, gated networks, and in its layers the attention asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol

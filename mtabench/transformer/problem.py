@@ -1,7 +1,5 @@
 """A model's cell as a sweep needs it: whether its results are right, by a smaller model first, and what to time."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What the models of one shape share, so that memory holds one of them: weights, optimizer, pages, compiled parts."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is timed of a model: a training step, prompts, or a token of each sequence; and attention alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Training steps of a model that shares its weights with others of its shape."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

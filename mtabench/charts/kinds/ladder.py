@@ -3,8 +3,6 @@
 A panel a head dim, a dot an implementation. The note below names those without a time, with the reason.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import exp, hypot, log
 from typing import Any

@@ -1,7 +1,5 @@
 """Roofline: achieved TFLOP/s against arithmetic intensity, under what the device can do at most."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

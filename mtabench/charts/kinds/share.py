@@ -3,8 +3,6 @@
 A panel a head dim and sequence length. The plain model is the line at 100 %.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Decode's time against the splits of the keys, with what auto chose."""
 
-from __future__ import annotations
-
 from math import ceil, floor, hypot, log10
 from typing import Any
 
