@@ -146,15 +146,13 @@ def memory(
     pass_: o.MemoryPass = "fwd",
     device_name: o.DeviceName = None,
     memory: o.MemorySize = None,
-    csv: o.CellsCsv = None,
-    overwrite: o.OverwriteOutputs = False,
 ) -> int:
     """Say what implementations store and move: score matrix against tile, traffic, and where memory ends."""
     options = replace(options, pass_=pass_)
     check_axes(options)
     from mtabench.commands.memory import run
 
-    return run(options, device_name, memory, csv, overwrite)
+    return run(options, device_name, memory)
 
 
 @app.command("inspect", rich_help_panel="Understand")
@@ -172,14 +170,12 @@ def inspect_(
 
 
 @app.command(rich_help_panel="Understand")
-def roofline(
-    csv: o.CsvFiles, profile: o.ProfileIn = None, out: o.RooflineOut = None, overwrite: o.Overwrite = False,
-) -> int:  # fmt: skip
+def roofline(csv: o.CsvFiles, profile: o.ProfileIn = None) -> int:
     """Place results below the roofline: work, bytes, the least time that they take, and what is left to win."""
     _check_files(csv)
     from mtabench.commands.roofline import run
 
-    return run(csv, profile or [], out, overwrite)
+    return run(csv, profile or [])
 
 
 @app.command(rich_help_panel="Look")

@@ -270,7 +270,6 @@ ProfileIn = Annotated[
         help="A folder of `mtabench profile`: bytes that Nsight Compute counted stand beside.",
     ),
 ]
-RooflineOut = Annotated[File, Output(*OUT, help="A CSV file to write besides.")]
 RunCsv = Annotated[Path, Argument(help="A results file of mtabench.", metavar="RUN.csv")]
 ReportOut = Annotated[File, Output(*OUT, help="The HTML page; NAME-report.html beside NAME.csv if not given.")]
 ReportOverwrite = Annotated[bool, Output("--overwrite", help="Replace a file that is there and is no report.")]
@@ -327,7 +326,6 @@ Accept = Annotated[bool, Option("--accept", help="With --baseline: write what is
 JsonOut = Annotated[File, Output("--json-file", help="Write the kernels as JSON; also makes a baseline.")]
 MemoryPass = Annotated[Names, Option("--pass", **_one_of(KERNEL_PASSES), help="fwd, bwd or decode.")]
 MemorySize = Annotated[Text, Option(help="Memory to fit into, such as 80GB or 24GiB; the device's if not given.")]
-CellsCsv = Annotated[File, Output("--csv", help="Write a row a cell as CSV.")]
 Measure = Annotated[
     bool, Option("--measure", help="Measure memory bandwidth and matmul rate as well, and keep them for sweeps.")
 ]

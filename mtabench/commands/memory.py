@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -19,7 +18,6 @@ from mtabench.problem.case import Case
 from mtabench.registry import implementation_of
 from mtabench.results import memory_tables as tables
 from mtabench.results.memory_tables import Row
-from mtabench.results.outputs import check_outputs, write_text
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.tables import print_columns, print_prose
 
@@ -30,11 +28,9 @@ TRAFFIC = (
 )
 
 
-def run(options: Options, device_name: str | None, memory: str | None, csv: Path | None, overwrite: bool) -> int:
+def run(options: Options, device_name: str | None, memory: str | None) -> int:
     """Print what the cells of these axes store and move."""
     bytes_given = None if memory is None else parse_bytes(memory)
-    if csv is not None:
-        check_outputs({"--csv": csv}, (), overwrite)
     if options.batch is None and options.tokens is None:
         options = replace(options, batch="1")
     plan = make_plan(options, device="cuda")
@@ -49,9 +45,6 @@ def run(options: Options, device_name: str | None, memory: str | None, csv: Path
     _show(console, rows, by_tokens=options.tokens is not None)
     for text in dict.fromkeys(f"{case.label}: {reason}" for case, reason in impossible.items()):
         print_prose(console, text)
-    if csv is not None:
-        write_text(csv, tables.csv_text(rows))
-        say(console, f"csv: {csv}")
     return 0
 
 

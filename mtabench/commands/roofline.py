@@ -2,13 +2,12 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtabench.charts.ceilings import FILE_NAME, DrawnCeilings, known_ceilings
 from mtabench.charts.data import read_cells
-from mtabench.console import make_console, say, significant
+from mtabench.console import make_console, significant
 from mtabench.errors import UsageError
 from mtabench.measuring.settled import UNSETTLED, mark_of, unsettled_of
 from mtabench.prediction.devices import known_device
@@ -16,16 +15,8 @@ from mtabench.prediction.roofline import Standing, standing
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.profiling.tables import COUNTERS_FILE, read_memory_bytes
-from mtabench.results.outputs import check_outputs, named, write_text
-from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, of_gpu, samples_paths
-from mtabench.results.writer import csv_text
+from mtabench.results.results_file import Key, key_of, of_gpu
 from mtabench.tables import Column, fitted, lines, print_lines, print_prose
-
-OUT_COLUMNS = (
-    *KEY_COLUMNS, "device", "median_ms", "useful_flops", "executed_flops", "least_bytes", "model_bytes",
-    "counted_bytes", "matmul_tflops", "memory_gbytes_s", "roof_ms", "fraction_of_roofline", "speedup_left",
-    "own_roof_ms", "own_speedup_left",
-)  # fmt: skip
 
 
 class Placed(NamedTuple):
@@ -38,10 +29,8 @@ class Placed(NamedTuple):
     standing: Standing
 
 
-def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, overwrite: bool) -> int:
-    """Print a table a device and dtype, and write it to `out`; raises UsageError if no cell can be placed."""
-    if out is not None:
-        check_outputs({"--out": out}, [*csv_paths, *chain(*map(samples_paths, csv_paths)), *profiles], overwrite)
+def run(csv_paths: Sequence[Path], profiles: Sequence[Path]) -> int:
+    """Print a table a device and dtype; raises UsageError if no cell can be placed."""
     counted: dict[Key, float] = {}
     for path in profiles:
         counted |= read_memory_bytes(path / COUNTERS_FILE if path.is_dir() else path)
@@ -58,8 +47,6 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
         ]
         groups.append((f"{device}, {', '.join([str(dtype), *_shared(rows)])}: {note}", rows))
     placed = [row for _, rows in groups for row in rows]
-    if out is not None and placed:
-        write_text(out, _csv_text(placed))
     console = make_console()
     for title, rows in groups:
         print_prose(console, title)
@@ -68,7 +55,7 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
             print_lines(console, lines(kept, above))
             if dropped:
                 names = ", ".join(column.name for column in dropped)
-                print_prose(console, f"left out for {console.width} columns: {names} (--out FILE has all)")
+                print_prose(console, f"left out for {console.width} columns: {names}")
     if not placed:
         # Beside the results file is where the ceilings are looked up.
         measure_them = shlex.join(["mtabench", "env", "--measure", "--out", str(csv_paths[0].parent / FILE_NAME)])
@@ -83,8 +70,6 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
         "roof: the least time of the useful work at these ceilings; left: the time over it, what any algorithm could "
         "win; own left: the same for what this implementation executes and moves",
     )
-    if out is not None:
-        say(console, f"roofline: {named(out)}")
     return 0
 
 
@@ -150,15 +135,3 @@ def _columns(rows: Sequence[Placed]) -> list[Column]:
 
 def _megabytes(count: float | None) -> str:
     return significant(count / 1e6, 3) if count else ""
-
-
-def _csv_text(rows: Sequence[Placed]) -> str:
-    lines: list[Sequence[object]] = [OUT_COLUMNS]
-    for case, _, device, ceilings, one in rows:
-        values = (
-            device, one.median_ms, one.useful_flops, one.executed_flops, one.least_bytes, one.model_bytes,
-            one.counted_bytes, *ceilings, one.roof_ms, one.fraction, one.speedup_left, one.own_roof_ms,
-            one.own_speedup_left,
-        )  # fmt: skip
-        lines.append([*key_of(case), *values])
-    return csv_text(lines)

@@ -1,8 +1,7 @@
-"""What `memory` prints and writes: a row a cell, as tables with a column a length, and as CSV."""
+"""What `memory` prints: tables with a row an implementation and a column a length."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.text import Text
 
@@ -10,14 +9,7 @@ from mtabench.console import significant
 from mtabench.prediction.storage import Storage
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
-from mtabench.results.results_file import KEY_COLUMNS, key_of
-from mtabench.results.writer import csv_text as csv_lines
 from mtabench.tables import Cell, Column, as_columns
-
-COLUMNS = (
-    *KEY_COLUMNS, "score_matrix_bytes", "peak_bytes", "input_bytes", "memory_bytes", "fits", "longest_seq",
-    "traffic_bytes", "executed_flops", "flops_per_byte",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +58,9 @@ def _needed(rows: Sequence[Row]) -> list[Column]:
     return [column for column in columns if any(map(str, column.texts))]  # nothing may be too long
 
 
-def csv_text(rows: Iterable[Row]) -> str:
-    """The rows as CSV, empty where nothing is known."""
-    return csv_lines([COLUMNS, *([*key_of(row.case), *_values(row)] for row in rows)])
-
-
 def gigabytes(count: float) -> str:
     """Bytes as people speak of memory."""
     return f"{count / 1e9:.4g} GB"
-
-
-def _values(row: Row) -> list[Any]:
-    """A row from its score matrix on, whole numbers as such."""
-    storage = row.storage
-    return [
-        storage.score_matrix, storage.beyond, storage.inputs, int(row.memory), row.fits, row.longest,
-        None if storage.traffic is None else int(storage.traffic), storage.flops, storage.intensity,
-    ]  # fmt: skip
 
 
 def _lines(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:

@@ -1,6 +1,5 @@
 """What calls store and move: against measured peaks, and what `mtabench memory` says of it."""
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from mtabench.problem.case import Case
 from mtabench.problem.operations import make_operation
 from mtabench.problem.work import bytes_moved
 from mtabench.registry import GROUPS, implementation_of
-from mtabench.results.memory_tables import COLUMNS
 from mtabench.results.results_file import read_file
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
@@ -130,24 +128,6 @@ def test_the_ladder_is_one_table(mtabench):
     assert "c-loops: runs on the CPU alone" in out
     for name in GROUPS["ladder"]:
         assert name.startswith("c-") or f"\n{name} " in out
-
-
-def test_a_file_holds_a_row_a_cell_and_is_not_replaced(mtabench, tmp_path):
-    words = (*ON_H200, "--impl", "eager,triton", "--seq", "4k,64k", "--memory", "80GB")
-    files = ("--csv", "cells.csv")
-    code, _, err = mtabench(*words, *files)
-    assert (code, err) == (0, "")
-    with (tmp_path / "cells.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == COLUMNS
-    assert [(row["impl"], row["seq"], row["fits"], row["memory_bytes"]) for row in rows] == [
-        ("eager", "4096", "true", "80000000000"), ("triton", "4096", "true", "80000000000"),
-        ("eager", "65536", "false", "80000000000"), ("triton", "65536", "true", "80000000000"),
-    ]  # fmt: skip
-    before = contents(tmp_path)
-    refused(mtabench(*words, *files), "cells.csv already exists", "another --csv")
-    assert contents(tmp_path) == before
-    assert mtabench(*words, *files, "--overwrite")[0] == 0
 
 
 @pytest.mark.parametrize(
