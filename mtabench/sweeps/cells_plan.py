@@ -10,7 +10,7 @@ from mtabench.problem import axes
 from mtabench.problem.case import MODEL, MODES, Case
 from mtabench.results.results_file import read_results
 from mtabench.sweeps.measuring_options import check_measuring
-from mtabench.sweeps.model_plan import find_model_baseline, make_model_plan, settle_model
+from mtabench.sweeps.model_plan import find_model_baseline, make_model_plan
 from mtabench.sweeps.plan import (
     Options,
     Plan,
@@ -48,7 +48,7 @@ def make_cells_plan(options: Options, path: Path, device: str | None = None) -> 
     wanted = None if options.impl is None else axes.parse_names(options.impl, "--impl")
     found = _read(path, options.pass_, wanted)  # so that a slip is told before torch is imported to look for the device
     here = device is None
-    options, device = (settle_model if options.pass_ == MODEL else settle)(options, device)
+    options, device = settle(options, device)
     cases = tuple(replace(case, device=device) for case in found)
     measured = list(dict.fromkeys(case.impl for case in cases))
     if options.pass_ == MODEL:

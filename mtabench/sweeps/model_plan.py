@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from mtabench.errors import UsageError
@@ -12,8 +12,8 @@ from mtabench.problem.case import MODEL, MODES, Case
 from mtabench.problem.layers import ATTENTIONS, parse_attention
 from mtabench.problem.operations import PLAIN, Taps, make_operation, op_of
 from mtabench.registry import Implementation, chosen, default_names, every
-from mtabench.sweeps.measuring_options import check_measuring, check_seed
-from mtabench.sweeps.plan import Options, Plan
+from mtabench.sweeps.measuring_options import check_measuring
+from mtabench.sweeps.plan import Options, Plan, settle
 
 DEFAULTS = {
     "cuda": {"preset": "mta-1b", "seq": "2k", "batch": "8", "dtype": "bf16"},
@@ -35,23 +35,12 @@ def make_model_plan(options: Options, device: str | None = None) -> Plan:
     """Expand the options into cells; raises UsageError, in one sentence, for what a sweep could not do."""
     check_measuring(options)
     _ModelAxes.of(options, "cpu")  # a slip of the fingers is refused before torch is imported to look for the device
-    options, device = settle_model(options, device)
+    options, device = settle(options, device)
     given = _ModelAxes.of(options, device)
     names = list(dict.fromkeys(impl.name for impl in given.impls))
     baseline, notes = find_model_baseline(options.baseline, names)
     cases = tuple(given.cases(device))
     return Plan(MODEL, device, cases, baseline, None, options, notes)
-
-
-def settle_model(options: Options, device: str | None) -> tuple[Options, str]:
-    """The options with a seed, and the device, of a sweep of models; raises UsageError for a timer that it has not."""
-    if device is None:
-        from mtabench.environment import resolve_device
-
-        device = resolve_device(options.device)
-    if device == "cpu" and options.timer not in ("auto", "cpu"):
-        raise UsageError(f"--timer {options.timer} cannot time a model on {device}; leave it out, or give auto or cpu")
-    return replace(options, seed=check_seed(options.seed)), device
 
 
 def find_model_baseline(name: str | None, measured: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:

@@ -191,7 +191,7 @@ def check_axes(options: Options) -> None:
 
 
 def settle(options: Options, device: str | None) -> tuple[Options, str]:
-    """The options with a seed, and the device, of a sweep of kernels; raises UsageError for a timer that it has not."""
+    """The options with a seed, and the device, of a sweep; raises UsageError for a timer that the device has not."""
     if device is None:
         from mtabench.environment import resolve_device
 

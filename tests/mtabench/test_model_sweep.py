@@ -226,7 +226,7 @@ def test_the_command_and_those_that_read_its_file(command, tmp_path):
         (("--preset", "mta-1b"), "--layers is part of --preset mta-1b; give one of the two"),
         (("--dim", "40"), "--dim 40 with --heads 2 is 20 a head; expected a multiple of 16"),
         (("--conv", "6x11,3x3"), "names 3 convolutions; a sweep of models takes one"),
-        (("--timer", "graph"), "--timer graph cannot time a model on cpu"),
+        (("--timer", "graph"), "--timer graph measures on a GPU"),
         (("--baseline", "eager", "--impl", "plain,auto"), "--baseline eager is not measured in this sweep"),
         (("--cell-timeout", "5"), "--cell-timeout needs --isolate"),
     ],
