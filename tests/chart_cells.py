@@ -9,10 +9,9 @@ from matplotlib.text import Text
 from mtabench.charts import KINDS
 from mtabench.charts.chart import make_figure
 from mtabench.charts.data import read_cells, settings
-from mtabench.charts.style import LIGHT, Look, applied
+from mtabench.charts.style import LIGHT, Look, applied, styles_of
 from mtabench.results.columns import SCHEMA_VERSION
 from mtabench.results.results_file import COLUMNS
-from mtabench.styles import styles_of
 
 DEFAULTS = {
     "schema_version": SCHEMA_VERSION, "run_id": "r1", "started_utc": "2026-01-02T03:04:05Z",

@@ -6,8 +6,7 @@ from changed_cases import with_changes
 from mta_kernels.operation import Operation
 from mtabench.measuring.timing import Measurement
 from mtabench.problem.case import Case
-from mtabench.results.facts import RunFacts
-from mtabench.results.rows import cell_row, sample_lines, timed_row
+from mtabench.results.rows import RunFacts, cell_row, sample_lines, timed_row
 from mtabench.results.writer import Writer
 
 ENVIRONMENT = {"device": "some, device", "driver": "1.2", "cuda": "13.0", "torch": "2.13.0", "triton": "3.6.0"}

@@ -15,11 +15,10 @@ from matplotlib.figure import Figure
 from mtabench.charts.chart import Chart, Kind, make_figure
 from mtabench.charts.data import read_cells, settings
 from mtabench.charts.kinds import load
-from mtabench.charts.style import LIGHT, THEMES, Look, Theme, applied
+from mtabench.charts.style import LIGHT, THEMES, Look, Theme, applied, styles_of
 from mtabench.errors import UsageError, hint_at
 from mtabench.problem.case import PASSES
 from mtabench.results.outputs import written
-from mtabench.styles import styles_of
 
 KINDS = load()
 FORMATS = ("png", "svg")

@@ -11,8 +11,7 @@ import pandas as pd
 
 from mtabench.charts import KINDS, charts_of
 from mtabench.charts.chart import Chart, make_figure
-from mtabench.charts.style import HTML, Look, applied, in_css
-from mtabench.styles import styles_of
+from mtabench.charts.style import HTML, Look, applied, in_css, styles_of
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 FONT = "system-ui, 'DejaVu Sans', sans-serif"

@@ -12,7 +12,7 @@ from torch import Tensor
 from mtabench.checking.oracle import Oracle, each
 from mtabench.checking.side_effects import InputsChangedError, check_in_time, check_plain, check_unchanged, look, marks
 from mtabench.measuring.failures import WrongResultError
-from mtabench.measuring.watch import Watch
+from mtabench.measuring.timing import Watch
 from mtabench.problem.inputs import INTEGERS, Inputs
 
 RANDOM = SystemRandom()

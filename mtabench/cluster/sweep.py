@@ -13,9 +13,8 @@ from mtabench.errors import MtabenchError
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import FILE_NAME, read_ceilings
 from mtabench.measuring.timing import Settings
-from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import key_of, key_of_row
-from mtabench.results.rows import Row, cell_row
+from mtabench.results.rows import Row, RunFacts, cell_row
 from mtabench.results.writer import Writer, to_resume
 from mtabench.sweeps.estimate import estimate_seconds
 from mtabench.sweeps.measuring_process import Outcome, Request

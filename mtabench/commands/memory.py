@@ -13,7 +13,7 @@ from mtabench.errors import UsageError
 from mtabench.prediction.devices import Device, find_device, known_device
 from mtabench.prediction.memory import longest_seq
 from mtabench.prediction.predict import unpredicted
-from mtabench.prediction.storage import storage_of
+from mtabench.prediction.roofline import storage_of
 from mtabench.problem.case import Case
 from mtabench.registry import implementation_of
 from mtabench.results import memory_tables as tables

@@ -24,7 +24,6 @@ from mtabench.problem import axes
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, Inputs, make_inputs
 from mtabench.profiling import ncu
-from mtabench.profiling.cell import ready, wall_ms
 from mtabench.profiling.ncu_report import read_report
 from mtabench.profiling.tables import (
     COUNTERS_FILE,
@@ -35,7 +34,7 @@ from mtabench.profiling.tables import (
     kernels_table,
     verdict_lines,
 )
-from mtabench.profiling.trace import trace
+from mtabench.profiling.trace import ready, trace, wall_ms
 from mtabench.profiling.verdict import launch_verdict, least_verdict
 from mtabench.prose import plural
 from mtabench.registry import implementation_of, loaded_files

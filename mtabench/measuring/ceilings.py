@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mtabench.errors import MtabenchError
-from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
-from mtabench.measuring.settled import LONGEST_DELAY
+from mtabench.measuring.settled import LONGEST_DELAY, longest_wait_s, run_delays_s
 
 if TYPE_CHECKING:
     import torch

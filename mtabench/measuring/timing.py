@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from random import SystemRandom
@@ -18,14 +18,34 @@ from mtabench.environment import GpuSensor, l2_bytes
 from mtabench.measuring.caches import cache_flush, clean_lines
 from mtabench.measuring.energy import joules
 from mtabench.measuring.failures import WrongResultError, bare
-from mtabench.measuring.nvtx import phase
-from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
 from mtabench.measuring.samplers import Sampler, capture, cpu_sampler, events_sampler, graph_sampler
-from mtabench.measuring.settled import CI_TARGET, CI_TARGETS, half_interval
+from mtabench.measuring.settled import CI_TARGET, CI_TARGETS, half_interval, longest_wait_s, run_delays_s
 from mtabench.measuring.statistics import median_interval
-from mtabench.measuring.watch import UNWATCHED, Watch
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import Inputs
+
+
+class Watch:
+    """What looks at the calls of a cell while they are timed, always outside the windows; this one does nothing."""
+
+    def change(self) -> None:
+        """Before a call: give the inputs other values, at the same addresses."""
+
+    def change_gradient(self) -> None:
+        """After the setup of a backward, which is its forward: give dout other values."""
+
+    def look(self, results: Sequence[Any]) -> None:
+        """Right behind the last window: keep one of these results, each of a call in it."""
+
+    def end(self, judged: bool = False) -> None:
+        """Let go of the result, and give the inputs the values of before all changes.
+
+        Raises WrongResultError if a call changed them, or if the result is `judged` and wrong.
+        """
+
+
+UNWATCHED = Watch()
+
 
 K = TypeVar("K", bound=Hashable)
 Build = Callable[[Case, Inputs], Callable[[], Any]]
@@ -377,3 +397,8 @@ def _on_copies(case: Case, build: Build, inputs: Inputs) -> list[Callable[[], An
     size = inputs.k.nbytes + inputs.v.nbytes
     copies = min(MAX_ROTATIONS, math.ceil(2 * l2_bytes() / size))
     return [build(case, copy) for copy in inputs.copies(copies)]
+
+
+def phase(device: str, name: str) -> AbstractContextManager[None]:
+    """A range called `name` around what a GPU is given to do; on the CPU a context that does nothing."""
+    return torch.cuda.nvtx.range(name) if device == "cuda" else nullcontext()

@@ -11,7 +11,7 @@ import torch
 
 from mtabench.measuring.timing import synchronize
 from mtabench.problem.case import Case
-from mtabench.profiling.cell import ready
+from mtabench.profiling.trace import ready
 from mtabench.registry import load_again
 
 

@@ -21,7 +21,7 @@ from mtabench.results.fields import COUNT, FLAG, NUMBER, TEXT, TIME_MS, Field
 from mtabench.results.shown import Shown, number
 
 if TYPE_CHECKING:
-    from mtabench.results.facts import CellFacts, TimingFacts
+    from mtabench.results.rows import CellFacts, TimingFacts
 
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "unsupported", "wrong", "oom", "error", "timeout", "invalid")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from mtabench.console import significant
-from mtabench.prediction.storage import Storage
+from mtabench.prediction.roofline import Storage
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.tables import Cell, Column, as_columns

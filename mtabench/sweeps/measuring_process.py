@@ -22,7 +22,7 @@ from mtabench.results.results_file import Key, key_of, key_of_row
 if TYPE_CHECKING:  # Dask's worker process, which passes them on, needs no torch
     from mtabench.measuring.ceilings import Ceilings
     from mtabench.measuring.timing import Settings
-    from mtabench.results.facts import RunFacts
+    from mtabench.results.rows import RunFacts
     from mtabench.sweeps.plan import Plan
 
 CORES = "MTABENCH_CORES"  # the cores of this worker's measuring process, such as 0,1; all if it is not set

@@ -23,14 +23,13 @@ from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings, measure_ceilings
 from mtabench.measuring.failures import failure
 from mtabench.measuring.kept_ceilings import FILE_NAME, keep_ceilings, read_ceilings
-from mtabench.measuring.nvtx import phase
+from mtabench.measuring.timing import phase
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.registry import implementation_of, loaded_files
-from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import Key, key_of
-from mtabench.results.rows import WITH_TIME, Row, add_speedups, cell_row, sample_lines, timed_row
+from mtabench.results.rows import WITH_TIME, Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
 from mtabench.results.writer import Writer, to_resume
 from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.readiness import memory_reason, unsupported_reason

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mtabench.measuring.failures import WrongResultError
-from mtabench.measuring.timing import Timed
-from mtabench.measuring.watch import Watch
+from mtabench.measuring.timing import Timed, Watch
 from mtabench.problem.layers import ragged_lengths
 from mtabench.transformer.cache import Cache
 from mtabench.transformer.generation import CHUNK, prefill, step

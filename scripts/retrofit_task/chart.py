@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from training_files import line_of, loss_panels, name_ends, save_chart
 
 from mtabench.charts.panels import Line
-from mtabench.charts.style import LIGHT, applied
-from mtabench.styles import own_styles
+from mtabench.charts.style import LIGHT, applied, own_styles
 
 _STYLES = own_styles()
 STYLES = {"plain": _STYLES["sdpa-flash"], "mta": _STYLES["triton"]}

@@ -9,8 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from training_files import line_of, loss_panels, name_ends, save_chart
 
-from mtabench.charts.style import LIGHT, applied
-from mtabench.styles import SPARE_STYLES, own_styles
+from mtabench.charts.style import LIGHT, SPARE_STYLES, applied, own_styles
 
 _STYLES = own_styles()
 STYLES = {"reference": _STYLES["eager"], "triton": _STYLES["triton"], "float32": SPARE_STYLES[0]}

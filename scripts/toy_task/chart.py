@@ -11,8 +11,7 @@ from toy_task.sequences import BLOCK
 from toy_task.training import HELD_OUT, WATCHED
 from training_files import line_of, name_ends, save_chart
 
-from mtabench.charts.style import LIGHT, applied
-from mtabench.styles import own_styles
+from mtabench.charts.style import LIGHT, applied, own_styles
 
 _STYLES = own_styles()
 ATTENTIONS = {

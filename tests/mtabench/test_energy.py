@@ -10,12 +10,11 @@ from command_line import make_runner
 
 from mta_kernels.operation import Operation
 from mtabench import environment
-from mtabench.measuring import energy, nvtx, timing
+from mtabench.measuring import energy, timing
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.timing import Measurement, Timed
 from mtabench.problem.case import Case
-from mtabench.results.facts import RunFacts
-from mtabench.results.rows import timed_row
+from mtabench.results.rows import RunFacts, timed_row
 from mtabench.sweeps import sweep
 
 STEP_S = 0.1
@@ -132,7 +131,7 @@ def test_ranges_name_every_cell_and_phase(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(torch.cuda.nvtx, "range", recorded)
     for module in (sweep, timing):
-        monkeypatch.setattr(module, "phase", lambda device, name: nvtx.phase("cuda", name))
+        monkeypatch.setattr(module, "phase", lambda device, name, phase=timing.phase: phase("cuda", name))
     monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1, 12.0))
     run = make_runner(monkeypatch, capsys, tmp_path)
     small = ("--device", "cpu", "--head-dim", "16", "--heads", "2", "--conv", "3x3", "--rounds", "2", "--seq", "16")

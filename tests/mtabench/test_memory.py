@@ -11,7 +11,7 @@ from mta_kernels.operation import Operation
 from mta_kernels.score_chunks import CHUNK_BYTES
 from mtabench.commands import memory as memory_command
 from mtabench.prediction.memory import expected_memory_bytes, input_bytes, longest_seq
-from mtabench.prediction.storage import storage_of
+from mtabench.prediction.roofline import storage_of
 from mtabench.problem.case import Case
 from mtabench.problem.operations import make_operation
 from mtabench.problem.work import bytes_moved

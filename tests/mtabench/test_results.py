@@ -21,7 +21,6 @@ from mtabench.errors import MtabenchError, UsageError
 from mtabench.prediction import plans
 from mtabench.problem.case import Case
 from mtabench.results.columns import TABLE
-from mtabench.results.facts import RunFacts
 from mtabench.results.lock import FileLock
 from mtabench.results.results_file import (
     COLUMNS,
@@ -32,7 +31,7 @@ from mtabench.results.results_file import (
     samples_path,
     text_of,
 )
-from mtabench.results.rows import cell_row
+from mtabench.results.rows import RunFacts, cell_row
 from mtabench.results.writer import Writer, check_destination
 
 ROOT = Path(__file__).parents[2]

@@ -13,10 +13,17 @@ from chart_cells import conv_cell, figure, lines, plain_cell, words, write
 from written_runs import case, rounds, write_run
 
 from mtabench.charts.style import LIGHT
-from mtabench.measuring import run_delay, timing
+from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings
-from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
-from mtabench.measuring.settled import half_interval, half_interval_of, settled, unsettled, was_crowded
+from mtabench.measuring.settled import (
+    half_interval,
+    half_interval_of,
+    longest_wait_s,
+    run_delays_s,
+    settled,
+    unsettled,
+    was_crowded,
+)
 from mtabench.measuring.statistics import median_interval
 from mtabench.measuring.timing import Measurement, Settings, Timed, measure
 from mtabench.report.data import read_report
@@ -139,7 +146,7 @@ def test_an_idle_cpu_settles(monkeypatch):
 
 
 def test_run_delays_are_read_by_thread_and_the_longest_wait_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_delay, "THREADS", tmp_path)
+    monkeypatch.setattr("mtabench.measuring.settled.THREADS", tmp_path)
     assert run_delays_s() == {}
     assert longest_wait_s({}, {}) is None
     for thread, text in (("1", "1000 2000000000 5\n"), ("2", "7 500000000 1\n"), ("3", "")):

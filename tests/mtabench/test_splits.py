@@ -2,8 +2,7 @@
 
 from mta_kernels.operation import Operation
 from mtabench.problem.case import Case
-from mtabench.results.facts import RunFacts
-from mtabench.results.rows import cell_row
+from mtabench.results.rows import RunFacts, cell_row
 from mtabench.sweeps.table import line
 
 

@@ -17,9 +17,8 @@ from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings, read_ceilings
 from mtabench.problem.case import Case
 from mtabench.problem.work import bytes_moved
-from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import key_of, read_file, read_results, samples_path
-from mtabench.results.rows import timed_row
+from mtabench.results.rows import RunFacts, timed_row
 from mtabench.results.writer import Writer
 from mtabench.sweeps import sweep
 from mtabench.sweeps.plan import Options, make_plan

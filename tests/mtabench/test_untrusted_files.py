@@ -18,14 +18,13 @@ from mtabench.errors import UsageError
 from mtabench.measuring.kept_ceilings import PLACE, keep_ceilings
 from mtabench.results import results_file as results
 from mtabench.results import runs
-from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import (
     COLUMNS,
     read_file,
     read_results,
     samples_path,
 )
-from mtabench.results.rows import cell_row
+from mtabench.results.rows import RunFacts, cell_row
 from mtabench.results.runs import read_run
 from mtabench.results.writer import Writer
 

@@ -14,10 +14,9 @@ from written_runs import ENVIRONMENT, case, rounds
 from mtabench.commands.show import print_rows
 from mtabench.console import PipeTolerantWriter, make_console
 from mtabench.measuring.timing import Measurement
-from mtabench.results.facts import RunFacts
 from mtabench.results.outputs import named
 from mtabench.results.results_file import key_of
-from mtabench.results.rows import cell_row, timed_row
+from mtabench.results.rows import RunFacts, cell_row, timed_row
 from mtabench.sweeps import watching
 from mtabench.sweeps.watching import Watcher
 

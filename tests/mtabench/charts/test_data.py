@@ -5,10 +5,9 @@ from chart_cells import conv_cell, oom, plain_cell, write
 
 from mtabench.charts.data import one_line_each, read_cells, settings
 from mtabench.charts.panels import panels, times
-from mtabench.charts.style import DARK, LIGHT, Look
+from mtabench.charts.style import DARK, LIGHT, SPARE_STYLES, SPARE_YARDSTICKS, Look, own_styles, styles_of
 from mtabench.errors import UsageError
 from mtabench.palette import contrast
-from mtabench.styles import SPARE_STYLES, SPARE_YARDSTICKS, own_styles, styles_of
 
 
 def one_panel(path):

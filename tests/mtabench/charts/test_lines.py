@@ -5,8 +5,8 @@ import pytest
 from chart_cells import conv_cell, grid, lines, oom, plain_cell, tick_labels, title, words
 from matplotlib.colors import to_hex
 
+from mtabench.charts.style import own_styles
 from mtabench.charts.text import factor, number, percent
-from mtabench.styles import own_styles
 
 
 def test_time_shows_the_medians_of_the_file_and_what_was_measured(measured):
