@@ -24,10 +24,15 @@ PAGE: Mapping[str, Colour] = {
     "warn": Colour("#8a5a00", "#e0b252"),
     "bad": Colour("#b42318", "#ff8a7a"),
 }
+# Charts; `slower`, `equal` and `faster` are the ends and the middle of a heat map.
 CHART: Mapping[str, Colour] = {
     **{name: PAGE[name] for name in ("paper", "ink", "quiet")},
     "edge": Colour("#8a8f94", "#767d88"),
     "grid": PAGE["line"],
+    "backdrop": PAGE["raised"],
+    "slower": Colour("#b35806", "#e08a3c"),
+    "equal": Colour("#f4f4f4", "#2a2f37"),
+    "faster": Colour("#08589e", "#6fb7f2"),
 }
 # Lines of implementations that have no colour of their own.
 SPARE = (

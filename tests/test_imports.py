@@ -18,6 +18,7 @@ PURE = (
     *KINDS,
     "charts", "console", "exit_handling", "errors", "escaping", "json_output", "palette", "registry", "tables",
     "charts.ceilings", "charts.chart", "charts.data", "charts.embedded", "charts.findings",
+    "charts.heatmap",
     "charts.kinds", "charts.labels", "charts.lines", "charts.panels", "charts.rows", "charts.style", "charts.text",
     "cluster_options", "cluster.crew", "cluster.groups",
     "cluster.local", "cluster.security", "cluster.team", "cluster.worker", "commands.compare", "commands.dashboard",

@@ -171,6 +171,12 @@ def beside(cells: pd.DataFrame, baselines: pd.DataFrame, on: Sequence[str]) -> p
     return both.assign(half=np.hypot(both["half"], both["its_half"].fillna(0)), unsettled=unsettled)
 
 
+def rivals(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of the operations that have speedups, the baseline's own left out."""
+    rated = cells.loc[cells["speedup"].notna(), "op"]
+    return cells[(cells["impl"] != baseline_name(cells)) & cells["op"].isin(set(rated))]
+
+
 def baseline_name(cells: pd.DataFrame) -> str:
     """What the speedups of these cells compare with, or an empty text if there are none."""
     names = [name for name in cells["baseline"].unique() if name]

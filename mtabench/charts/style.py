@@ -27,6 +27,10 @@ class Theme:
     quiet: str
     edge: str
     grid: str
+    backdrop: str
+    slower: str
+    equal: str
+    faster: str
 
 
 LIGHT = Theme("light", **{name: colour.light for name, colour in CHART.items()})

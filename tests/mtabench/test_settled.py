@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from chart_cells import conv_cell, figure, lines, plain_cell, words, write
+from chart_cells import conv_cell, figure, lines, plain_cell, said, texts, words, write
 from written_runs import case, rounds, write_run
 
 from mtabench.charts.style import LIGHT
@@ -257,3 +257,8 @@ def test_a_speedup_is_hollow_if_either_time_did_not_settle(tmp_path):
     ]
     path = write(tmp_path / "a.csv", cells)
     assert sorted(hollow(figure(path, "speedup").axes[0])) == [(1024, 1), (1024, 4), (1024, 8), (2048, 8)]
+    more = [loose(conv_cell("eager", 1024, 8.0, speedup=1, head_dim=128)),
+            conv_cell("triton", 1024, 4.0, speedup=2, head_dim=128)]  # fmt: skip
+    shown = figure(write(tmp_path / "b.csv", [*cells[3:5], *more]), "heatmap-head-dim")
+    assert {"4.0x", "~2.0x"} <= set(said(texts(shown)))
+    assert "~: 1 of 4 times did not settle" in words(shown)

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from mtabench.charts.chart import Chart, Kind, titled
-from mtabench.charts.data import baseline_name, beside, one_line_each
+from mtabench.charts.data import baseline_name, beside, one_line_each, rivals
 from mtabench.charts.findings import OPERATION, SHAPE, called, speed_range, subject, where, yardstick
 from mtabench.charts.kinds.overhead import RATIOS
 from mtabench.charts.lines import YAxis, line_chart
@@ -32,7 +32,8 @@ def chart(cells: pd.DataFrame) -> Chart | None:
 
 def rated(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells with a speedup, in `ratio`, and with its `half`; the baseline's own are left out."""
-    timed = cells[(cells["status"] == "ok") & cells["speedup"].notna() & (cells["impl"] != baseline_name(cells))]
+    own = rivals(cells)
+    timed = own[(own["status"] == "ok") & own["speedup"].notna()]
     base = cells[cells["impl"] == baseline_name(cells)]
     theirs = beside(timed, base, SHAPE if (base["op"] == PLAIN).all() else [*SHAPE, *OPERATION])
     return timed.assign(ratio=timed["speedup"], half=theirs["half"], unsettled=theirs["unsettled"])

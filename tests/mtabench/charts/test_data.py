@@ -114,7 +114,7 @@ def test_every_line_and_text_stands_out_from_the_page_in_both_themes():
     for theme in (LIGHT, DARK):
         assert all(contrast(Look(theme, styles).text(name), theme.paper) >= 4.5 for name in styles)
         assert contrast(theme.ink, theme.paper) >= 4.5
-        assert contrast(theme.quiet, theme.paper) >= 4.5
+        assert contrast(theme.quiet, theme.backdrop) >= 4.5
 
 
 def test_no_two_implementations_look_the_same():

@@ -94,6 +94,8 @@ def test_a_dark_chart_has_a_name_and_a_page_of_its_own(plot, sweep, tmp_path):
         ("overhead", "a time of plain attention"),
         ("share", "a time of the plain model"),
         ("speedup", "a timed baseline"),
+        ("heatmap-conv", "at least two convolutions"),
+        ("heatmap-head-dim", "at least two head dims"),
         ("roofline", "useful_tflops and gbytes_s"),
         ("bandwidth", "decode cells with gbytes_s"),
         ("memory", "peak_memory_mb"),
@@ -113,7 +115,7 @@ def test_a_kind_that_the_results_cannot_give_is_one_sentence(plot, tmp_path, kin
     ("typed", "sentence"),
     [
         (("--kind", "tiem"), "there is no kind of chart 'tiem'; did you mean time?"),
-        (("--kind", "x"), "expected one or more of overhead, time, speedup, roofline"),
+        (("--kind", "x"), "expected one or more of overhead, time, speedup, heatmap-conv"),
         (("--theme", "sepia"), "there is no theme 'sepia'; expected one or more of light, dark"),
         (("--formats", "pdf"), "there is no chart format 'pdf'"),
         (("--kind", ","), "--kind"),
@@ -143,7 +145,7 @@ def test_what_one_chart_cannot_show_makes_charts_named_after_it(tmp_path):
 def test_a_file_is_the_same_each_time_and_carries_no_date(tmp_path):
     for cells, options in (
         ([conv_cell("triton", 1024, 3.0)], {"kinds": ["time"], "themes": ["light", "dark"]}),
-        (everything(), {"kinds": ["speedup", "roofline"], "formats": ["svg"]}),
+        (everything(), {"kinds": ["heatmap-conv", "roofline"], "formats": ["svg"]}),
     ):
         path = write(tmp_path / "a.csv", cells)
         first, second = (draw([path], tmp_path / name, **options) for name in ("first", "second"))
@@ -186,7 +188,7 @@ def test_texts_of_a_stranger_are_shown_as_text_and_shortened(tmp_path, text):
     assert not tags & {"script", "a", "image", "foreignObject"}
 
 
-@pytest.mark.parametrize("kind", ["speedup", "roofline", "ladder", "share"])
+@pytest.mark.parametrize("kind", ["speedup", "heatmap-head-dim", "roofline", "ladder", "share"])
 def test_names_of_a_stranger_are_text_in_every_kind(tmp_path, kind):
     name = r"$\frac{1}{0}$ & <b>"
     cells = [*{"ladder": ladder, "share": models}.get(kind, everything)()]
