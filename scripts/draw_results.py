@@ -15,6 +15,7 @@ SINGLE = {  # of these one, under another name than `mtabench plot` gives it
     "mta-mix-fwd": ("overhead", "fwd-overhead", "mta-mix-fwd-overhead"),
     "mta-all-fwd": ("overhead", "fwd-overhead", "mta-all-fwd-overhead"),
     "mta-all-bwd": ("overhead", "bwd-overhead", "mta-all-bwd-overhead"),
+    "decode-splits": ("splits", "decode-splits", "decode-splits"),
     "ladder": ("ladder", "fwd-ladder", "ladder"),
     "model-1b-train": ("share", "train-share", "model-1b-train-share"),
     "model-300m-train": ("share", "train-share", "model-300m-train-share"),

@@ -1,7 +1,7 @@
 """Draws panels of lines: axes that hold every value, bands, and the name of each line at its end."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,16 @@ from mtabench.charts.labels import ROW_INCHES, names_width, naming
 from mtabench.charts.panels import Line, Panel, broken, failure_note
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, length_label, unsettled_note
+from mtabench.implementations import Style
 from mtabench.problem.axes import short
 from mtabench.problem.operations import NO_PAGES
 
 MAX_TICKS = 8
 AXES_HEIGHT = 2.9  # inches; about what a panel leaves its axes
+AUTO_NOTE = "stars: what auto chose"
 YARDSTICK_NOTE = "dashed grey: plain attention, which does less work; a yardstick, not a rival"
 LEAST_DECADES = 0.75
+AUTO: dict[str, Any] = {"linestyle": "none", "marker": "*", "markersize": 12}
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,24 @@ def line_chart(
     y_axis: YAxis,
     how: str,
     notes: Sequence[str] = (),
+    x_label: str = "",
     over: Callable[[Axes, Look], None] | None = None,
+    styles: dict[str, Style] | None = None,
+    place: Callable[[str], str] = lambda xs: xs,
 ) -> Chart:
     """The chart of these panels; `how` says in the caption what the lines are.
 
-    `over` draws what is the same in each panel.
+    `over` draws what is the same in each panel; `styles` are those of lines that are no implementations; `place` says
+    in words what values of the x axis are.
     """
-    xs = sorted({x for panel in shown for x in panel.places})
+    xs = _places(shown)
     x_limits, y_limits = _x_limits(xs), _y_limits(shown, y_axis)
     height = max(AXES_HEIGHT, *(ROW_INCHES * len(panel.lines) for panel in shown))
     lines = [line for panel in shown for line in panel.lines]
     labels = {line.label for line in lines}
 
     def draw_panel(axes: Axes, panel: Panel, look: Look) -> Callable[[], None]:
+        look = replace(look, styles=look.styles | (styles or {}))
         _set_x_axis(axes, xs, x_limits)
         _set_y_axis(axes, y_axis, y_limits)
         plain_axes(axes, look)
@@ -70,14 +78,16 @@ def line_chart(
         return naming(axes, panel.lines, labels, look)
 
     notes = [*yardstick_notes(lines, cells), *notes]
+    if any(line.auto for line in lines):
+        notes.append(AUTO_NOTE)
     if any(line.hollow.any() for line in lines):
         notes += unsettled_note(cells)
     return Chart(
         title,
-        caption(cells, how, [*notes, *failure_note(shown)]),
+        caption(cells, how, [*notes, *failure_note(shown, place)]),
         shown,
         draw_panel,
-        length_label(cells),
+        x_label or length_label(cells),
         y_axis.label,
         columns_of(cells, len(shown)),
         (PANEL_INCHES[0] + names_width(labels), PANEL_INCHES[1] + height - AXES_HEIGHT),
@@ -117,6 +127,12 @@ def log_ticks(axis: Any, decades: float, sign: str = "") -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}{sign}"))
 
 
+def _places(shown: Sequence[Panel]) -> list[float]:
+    """Where something stands on the x axis, in order."""
+    of_auto = {line.auto[0] for panel in shown for line in panel.lines if line.auto}
+    return sorted(of_auto.union(*(panel.places for panel in shown)))
+
+
 def _x_limits(xs: list[float]) -> tuple[float, float]:
     margin = (xs[-1] / xs[0]) ** 0.06 if len(xs) > 1 else 2.0
     return xs[0] / margin, xs[-1] * margin
@@ -135,6 +151,7 @@ def _set_x_axis(axes: Axes, xs: list[float], limits: tuple[float, float]) -> Non
 def _y_limits(shown: Sequence[Panel], y_axis: YAxis) -> tuple[float, float] | None:
     """Limits that hold every value; None without one."""
     edges = [edge for panel in shown for line in panel.lines for edge in (line.y, line.low, line.high)]
+    edges += [np.array(line.auto[1:]) for panel in shown for line in panel.lines if line.auto]
     if not any(np.isfinite(edge).any() for edge in edges):
         return None
     values = np.concatenate([y_axis.holds, *edges])
@@ -171,3 +188,5 @@ def _draw_line(axes: Axes, line: Line, places: set[float], look: Look) -> None:
     if line.hollow.any():
         gid = look.gid(line.rows[line.hollow], "points")
         axes.plot(line.x[line.hollow], line.y[line.hollow], gid=gid, **look.hollow(line.impl))
+    if line.auto:
+        axes.plot(*line.auto, color=colour, markeredgecolor=look.theme.ink, zorder=3, **AUTO)

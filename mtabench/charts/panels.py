@@ -36,7 +36,8 @@ class Line:
     """One implementation in one panel: `y` from `low` to `high` at places `x`, NaN where failed or unknown.
 
     `seqs` are the sequence lengths at these places, and `rows` where the cells stand in their file. `unsettled` says
-    which values rest on a time that did not settle; None where they are no times.
+    which values rest on a time that did not settle; None where they are no times. Against splits: one sequence length,
+    with the splits and the time of `auto` if they are known.
     """
 
     impl: str
@@ -49,6 +50,7 @@ class Line:
     low: np.ndarray
     high: np.ndarray
     unsettled: np.ndarray | None = None
+    auto: tuple[float, float] | None = None
 
     @property
     def hollow(self) -> np.ndarray:
@@ -187,10 +189,11 @@ def word_of(status: str) -> str:
     return STATUS_WORDS.get(status, shortened(status) or "no status")
 
 
-def failure_note(shown: Sequence[Panel]) -> list[str]:
+def failure_note(shown: Sequence[Panel], place: Callable[[str], str] = lambda xs: xs) -> list[str]:
     """Which lines lack a valid time, where on the x axis and why; nothing if all have one.
 
     Lines with the same gaps for the same reason are named together. The panel is named where the others differ.
+    `place` says what the values on the x axis are.
     """
     of_line: dict[tuple[str, str, tuple[int, ...]], list[str]] = {}
     for panel in shown:
@@ -206,7 +209,7 @@ def failure_note(shown: Sequence[Panel]) -> list[str]:
     texts = []
     for (word, places, in_panels), labels in found.items():
         everywhere = len(whole) > 1 and whole <= set(places)
-        where = "everywhere" if everywhere else f"at {shortened(', '.join(short(x) for x in places))}"
+        where = "everywhere" if everywhere else f"at {place(shortened(', '.join(short(x) for x in places)))}"
         of = "" if len(in_panels) == len(shown) else f", {shortened(' and '.join(in_panels), 80)}"
         texts.append(f"{_listed(labels, ', ')} {where}{of} ({word})")
     return [f"no valid time: {_listed(texts, '; ')}"] if texts else []

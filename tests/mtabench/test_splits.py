@@ -1,8 +1,11 @@
-"""The lines of a sweep name the splits of a decode, and what auto took."""
+"""How good auto's splits are, from rows as a sweep has them and as a file gives them back."""
+
+import pytest
 
 from mta_kernels.operation import Operation
 from mtabench.problem.case import Case
 from mtabench.results.rows import RunFacts, cell_row
+from mtabench.results.splits import choices
 from mtabench.sweeps.table import line
 
 
@@ -12,7 +15,32 @@ def row(splits, ms, *, used=None, status="ok", run="first", seq=65536, head_dim=
     return cell_row(case, RunFacts(run, "", {}), status) | {"splits_used": used or splits} | measured
 
 
+AUTO = row("auto", 0.0841, used=16)
+NUMBERS = [row(8, 0.095), row(24, 0.0829), row(64, 0.0901)]
+
+
+def test_auto_is_set_against_the_fastest_number():
+    (found,) = choices([NUMBERS[0], AUTO, *NUMBERS[1:]])
+    assert (found.auto, found.best) == (AUTO, NUMBERS[1])
+    assert found.slowdown == pytest.approx(0.0841 / 0.0829 - 1)
+
+
+@pytest.mark.parametrize("status", ["wrong", "invalid", "oom", "error", "timeout", "unsupported"])
+def test_only_valid_times_count(status):
+    failed = row(24, 0.01, status=status)
+    (found,) = choices([AUTO, failed, *NUMBERS[::2]])
+    assert found.best == NUMBERS[2]
+    assert list(choices([AUTO, failed])) == []
+
+
+def test_nothing_is_said_without_auto_or_without_numbers():
+    other_shape = row("auto", 0.05, used=16, seq=4096)
+    other_impl = AUTO | {"impl": "another"}
+    for rows in ([], [AUTO], NUMBERS, [other_shape, other_impl, *NUMBERS], [row(None, 1, impl="eager"), AUTO]):
+        assert list(choices(rows)) == []
+
+
 def test_lines_name_the_splits():
-    assert "triton, splits auto (16): 0.0841 ms" in line(row("auto", 0.0841, used=16))
-    assert "triton, splits 24: 0.0829 ms" in line(row(24, 0.0829))
+    assert "triton, splits auto (16): 0.0841 ms" in line(AUTO)
+    assert "triton, splits 24: 0.0829 ms" in line(NUMBERS[1])
     assert "eager: 1 ms" in line(row(None, 1.0, impl="eager"))

@@ -99,6 +99,7 @@ def test_a_dark_chart_has_a_name_and_a_page_of_its_own(plot, sweep, tmp_path):
         ("roofline", "useful_tflops and gbytes_s"),
         ("bandwidth", "decode cells with gbytes_s"),
         ("memory", "peak_memory_mb"),
+        ("splits", "at least two numbers of splits"),
         ("ladder", "at least 3 implementations of plain attention"),
     ],
 )
@@ -188,7 +189,7 @@ def test_texts_of_a_stranger_are_shown_as_text_and_shortened(tmp_path, text):
     assert not tags & {"script", "a", "image", "foreignObject"}
 
 
-@pytest.mark.parametrize("kind", ["speedup", "heatmap-head-dim", "roofline", "ladder", "share"])
+@pytest.mark.parametrize("kind", ["speedup", "heatmap-head-dim", "roofline", "splits", "ladder", "share"])
 def test_names_of_a_stranger_are_text_in_every_kind(tmp_path, kind):
     name = r"$\frac{1}{0}$ & <b>"
     cells = [*{"ladder": ladder, "share": models}.get(kind, everything)()]

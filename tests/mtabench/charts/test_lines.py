@@ -184,6 +184,39 @@ def test_memory_shows_the_peaks_and_who_takes_more(measured):
     assert title(measured("memory", swapped)) == "Forward: triton takes 64x the memory of eager at 4k tokens"
 
 
+def splits_cells(auto_ms):
+    for seq, times in ((1024, (4.0, 2.0, 3.0)), (4096, (9.0, 8.0, 7.0))):
+        for splits, ms in zip((1, 2, 4), times, strict=True):
+            yield conv_cell("triton", seq, ms, splits=splits, splits_used=splits, **{"pass": "decode"})
+        if auto_ms:
+            yield conv_cell("triton", seq, auto_ms[seq], splits="auto", splits_used=3, **{"pass": "decode"})
+
+
+@pytest.mark.parametrize(
+    ("auto_ms", "finding"),
+    [
+        (
+            {1024: 2.01, 4096: 7.1},
+            "triton's auto is within 1.5 % of the best number of splits measured in all of 2 shapes",
+        ),
+        (
+            {1024: 1.9, 4096: 7},
+            "triton's auto takes no longer than the best number of splits measured in all of 2 shapes",
+        ),
+        (None, "time against splits of the keys"),
+    ],
+)
+def test_splits_mark_what_auto_took(measured, auto_ms, finding):
+    shown = measured("splits", [*splits_cells(auto_ms), conv_cell("eager", 1024, 20.0, **{"pass": "decode"})])
+    (axes,) = shown.axes
+    assert lines(axes)["1k keys"] == [(1, 4), (2, 2), (4, 3)]
+    stars = [(*line.get_xdata(), *line.get_ydata()) for line in axes.get_lines() if line.get_marker() == "*"]
+    assert stars == ([(3, auto_ms[1024]), (3, auto_ms[4096])] if auto_ms else [])
+    assert ("stars: what auto chose" in words(shown)) == bool(auto_ms)
+    assert "eager" not in words(shown)
+    assert title(shown) == f"Decode: {finding}"
+
+
 def test_bandwidth_draws_the_memory_limit(measured):
     """Plain attention moves the same bytes for fewer FLOPs: two intensities below one limit of 4000 GB/s."""
     cells = [
