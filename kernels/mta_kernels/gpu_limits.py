@@ -87,7 +87,7 @@ def device_name(device: torch.device) -> str:
 
 @cached_constant
 def absent(device: torch.device | str) -> str | None:
-    """That there is no such GPU on this machine, in words, or None."""
+    """A sentence that this machine has no such GPU, or None."""
     if torch.device(device).type == "cuda":
         try:
             cuda_capability(torch.device(device))

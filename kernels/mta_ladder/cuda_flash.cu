@@ -5,7 +5,7 @@
 // A block of threads computes BLOCK_ROWS rows of out, each warp 16 ROW_TILES of them, and steps over the keys in tiles
 // of KEYS. A tile's scores, the product of rows of q and a tile of k, live in registers. The online softmax keeps a
 // running maximum and sum of each row; where the maximum grows, it rescales the sums so far. The probabilities, still
-// in registers, are the left operand of the product with the tile of v: the accumulator layout of one product is the
+// in registers, are the left operand of the product with the tile of v. The accumulator layout of one product is the
 // operand layout of the next. Copies into shared memory run while the warps multiply: tiles of k and v arrive in turn,
 // in STAGES buffers each. With one stage, v arrives while k is multiplied, and the next k while v is multiplied.
 //
@@ -252,8 +252,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cuda_flash(const _
         keys.copy(stage * KEYS, end_key);
     }
 
-    // A thread passes `ldmatrix` the address of one row of one of four matrices: of q and v, the first 16 rows of eight
-    // columns and then of the next eight; of k, 16 columns of the first eight rows and then of the next.
+    // A thread passes `ldmatrix` the address of one row of one of four matrices. Of q and v, the first 16 rows of eight
+    // columns and then of the next eight. Of k, 16 columns of the first eight rows and then of the next.
     const uint32_t queries_at = shared + QUERIES + in_tile<DEPTH>(warp * WARP_ROWS + lane % 16, lane / 16);
     const uint32_t keys_at = shared + KEYS_AT + in_tile<DEPTH>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     const uint32_t values_at = shared + VALUES_AT + in_tile<VALUE_COLUMNS>(lane % 16, lane / 16);

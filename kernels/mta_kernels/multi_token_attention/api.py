@@ -65,7 +65,7 @@ def multi_token_attention(
     - `post_mix` mixes the probabilities of heads: `[Hq, Hq]` or `[G, c, c]`, but (in, out), the paper's order.
     - `dropout` drops that share of the mixed probabilities and scales the others. `seed`, a whole number or a 0-d int64
       tensor on q's device, makes it repeatable on every device; without one PyTorch's generator draws it.
-    - `norm_weight [D]` is the weight of an RMSNorm of each head's output, with `norm_eps`; `depth`, the layer's index
+    - `norm_weight [D]` is the weight of an RMSNorm of each head's output, with `norm_eps`. `depth`, the layer's index
       from 0, multiplies it by `1 - (0.8 - 0.6 exp(-0.3 depth))`.
     - `gate_weight [1, D]` or `[D, D]`, with `gate_bias [1]` or `[D]`, multiplies by `sigmoid(linear(out))`.
 

@@ -27,7 +27,7 @@ CUDA_ROWS = True  # both passes, nothing convolved
 CUDA_BANDS = True  # convolutions and their gradients
 CUDA_BACKWARD_HEADS = True  # mixings of a backward with a convolution of probabilities
 # Where `mix` was the fastest when measured (docs/decisions/044, 088): up to this head dim, beyond it from so many keys
-# on; and only if a chunk has tiles for so many blocks.
+# on. And only if a chunk has tiles for so many blocks.
 SMALL_HEAD_DIM, MANY_KEYS, LEAST_BLOCKS = 64, 4096, 64
 
 # A forward: kernels from queries to the output (`mix_cuda`); kernels that mix heads between the two products

@@ -99,7 +99,7 @@ def conv_attention_decode(
     """One decode step by the CUDA kernel, for arguments already checked: `[B, Hq, 1, D]`.
 
     With `splits="auto"` about one program an SM shares the keys of all sequences and KV heads evenly, by the lengths on
-    the device; a number is the programs that share each KV head's keys. Caches of any strides are read in place, slowly
+    the device. A number is the programs that share each KV head's keys. Caches of any strides are read in place, slowly
     if their rows are not contiguous, aligned 16-byte chunks. A length of 0 gives zeros. Nothing waits for the GPU: fit
     for a CUDA graph. Raises ValueError for splits or a block_table that do not fit.
     """

@@ -10,8 +10,8 @@
 //
 // A program takes a run of the keys (work.cuh). Its warps take tiles of 32 keys, and of as many values, in turn, by
 // cp.async into a warp's STAGES buffers: a program reads contiguous memory. A tile has the columns y of r, and the
-// values of the scores that these complete, which end KEY_TAPS - 1 - PAD keys earlier; a warp carries on what a column
-// adds to later scores. All HEADS query heads of a KV head, 1, 2 or 4, share the read; where they do not fit,
+// values of the scores that these complete, which end KEY_TAPS - 1 - PAD keys earlier. A warp carries on what a column
+// adds to later scores. All HEADS query heads of a KV head, 1, 2 or 4, share the read. Where they do not fit,
 // HEAD_BLOCKS programs read the same keys at the same time. many_heads.cu takes more heads.
 // Both products have keys or dimensions as rows, and taps or heads as columns, of which tensor cores take eight at a
 // time:
@@ -98,7 +98,7 @@ struct Sums {
 };
 
 // The scores of the key that this lane's column completes. `slots` pass what the columns add to the next tile's scores
-// to the next warp; the last warp passes it to warp 0, which keeps it until its next tile.
+// to the next warp. The last warp passes it to warp 0, which keeps it until its next tile.
 DEVICE void add_diagonals(int lane, uint32_t r, uint32_t slots, float (&carried)[HEADS], float (&scores)[HEADS]) {
     const int first = lane - (KEY_TAPS - 1);
     const uint32_t at = r + (first & KEYS - 1) * R_KEY;

@@ -12,7 +12,7 @@ static_assert(8 % HEADS == 0 && HEADS <= 4 && SHARING == 1 && KEYS == 32 && KEY_
 
 constexpr int FOLDED_AT = WARPS * 2 * RING, SCRATCH_AT = FOLDED_AT + ROW_PAIRS * 16 * PITCH;
 // Of a warp, in the loop: r, where column y of tap b is at y - b of KEYS, so that a score's numbers are at the same
-// place of all taps; and the probabilities, [KEYS, 8 heads]. After the loop its part of out.
+// place of all taps. And the probabilities, [KEYS, 8 heads]. After the loop its part of out.
 constexpr int R_KEY = HEADS * 4, R_PITCH = KEYS * R_KEY + R_KEY + HEADS * 16;  // of a tap: no bank conflicts
 constexpr int PROBABILITIES = larger(ROW_TILES * TAPS_A_TILE * R_PITCH, SCRATCH_OUT);
 constexpr int SCRATCH = PROBABILITIES + KEYS * 16;

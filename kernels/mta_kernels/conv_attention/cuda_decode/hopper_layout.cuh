@@ -10,7 +10,7 @@ constexpr int OF_WARP = 8 * RUN;                                    // keys of a
 constexpr int CLASS_HEADS = HEADS / 4, CLASS_COLUMNS = (CLASS_HEADS * KEY_TAPS + 1) / 2 * 2, COLUMNS = 4 * CLASS_COLUMNS;
 // Scores that wait for more columns. In pages, tiles of values begin at a multiple of eight keys, as copies do.
 constexpr int BEHIND = PAD + (PAGED ? (TAIL - PAD + 7) / 8 * 8 : TAIL - PAD), DELAY = BEHIND - PAD;
-constexpr int SPREAD = (BEHIND + RUN - 1) / RUN;                  // runs after a run that it adds to
+constexpr int SPREAD = (BEHIND + RUN - 1) / RUN;  // runs after a run that it adds to
 constexpr int SPAN = NEWEST > 0 ? NEWEST + TAIL - PAD : 0;          // last scores that the newest keys add to
 static_assert(HEADS % 4 == 0 && HEADS <= 8 && SPREAD <= 8 && COLUMNS <= 256 && QUERY_TAPS <= 8 && KEY_TAPS <= 16);
 

@@ -9,13 +9,13 @@ constexpr int ALL_HEADS = HEADS * SHARING;
 constexpr int DEPTH = (HEAD_DIM + 15) / 16 * 16;    // products are 16 deep
 constexpr int STEPS = DEPTH / 16, CHUNKS = DEPTH / 8;  // a chunk is 16 bytes
 constexpr int KEYS = 8 * BLOCK;                     // of a tile
-constexpr int TAIL = KEY_TAPS - 1;                  // scores after a tile's own that its columns add to
+constexpr int TAIL = KEY_TAPS - 1;  // scores after a tile's own that its columns add to
 constexpr int NEWEST = QUERY_TAPS - 1;              // keys that some queries of the window do not see
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 // The online softmax, in powers of two.
 constexpr float LEAST = -3.402823466e38f;  // subtracted from scores while there are none
-constexpr float MOST = 8;                  // probabilities are up to 2^8: the subtracted maximum may lag by that much
+constexpr float MOST = 8;  // probabilities are up to 2^8: the subtracted maximum may lag by that much
 
 // In fp16, folded queries and their products are in units of their head, which are powers of two.
 template <class Element> constexpr bool IN_UNITS = false;

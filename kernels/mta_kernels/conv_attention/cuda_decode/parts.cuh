@@ -24,7 +24,7 @@ DEVICE void write_part(const Arguments& args, const Segment& segment, int head, 
 }
 
 // Whether this program is the last to finish of those that share a segment's head: all have written their parts. The threads
-// of `meet` share the flag.
+// that `meet` synchronises share the flag.
 template <class Meet> DEVICE bool last_to_come(const Arguments& args, const Segment& segment, uint32_t flag, const Meet& meet) {
     if (thread_index() == 0) {
         const int kv_head = segment.sequence * args.lengths.kv_heads + segment.kv_head;

@@ -100,8 +100,8 @@ class BandArguments(ctypes.Structure):
 class BandRows:
     """Stored scores `[B, H, rows, pitch]` of a chunk: row 0 is query `first_row`, at position `first_position`.
 
-    A row is stored up to the end of the block of 128 keys that contains the key 127 after its own, with zeros at keys
-    that it does not see; unless `causal`, to the end. The pitch is a multiple of 128. With `documents [2, key_rows]`
+    A row is stored up to the end of the block of 128 keys that contains the key 127 after its own; unless `causal`, to
+    the last key. It is zero at unseen keys. The pitch is a multiple of 128. With `documents [2, key_rows]`
     (int32, contiguous: for each position its document's first, and one past its last) a row sees its own document.
     Gradients in float16 are times `loss_scale` (float32): of each sequence, or with documents of each position.
     """

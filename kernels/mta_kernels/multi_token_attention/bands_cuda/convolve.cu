@@ -1,7 +1,7 @@
 // The convolution of stored scores along queries and keys. A warp steps down its keys independently of other warps: it
 // reads a row once for all rows that see it.
 //
-// A score is 2 bytes read, times 1 + HALO / run, and 2 written: at 4.1 TB/s an SM of 132 has 29 cycles for 128 keys of
+// A score is 2 bytes read, times 1 + HALO / run, and 2 written. At 4.1 TB/s an SM of 132 has 29 cycles for 128 keys of
 // a row. At 6 x 11 taps these take 6 products 16 deep and 6 products 8 deep, 16 cycles.
 #include "products.cuh"
 

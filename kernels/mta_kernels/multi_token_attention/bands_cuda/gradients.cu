@@ -3,11 +3,11 @@
 //   out = the transposed convolution of grad,   dtaps[a, b] = sum over i, j of grad[i, j] x[i - HALO + a, j - PAD + b],
 //   and with DELTA   delta[i] = sum over j of x[i, j] out[i, j], of each warp's keys.
 //
-// A row of x is multiplied by the QUERY_TAPS rows of grad that saw it when the last of them is read; its row of out is
-// complete then, too. For dtaps a product's depth is 16 chunks: it sums products of 8 keys of two rows of grad by 8 of
+// A row of x is multiplied by the QUERY_TAPS rows of grad that saw it when the last of them is read. Its row of out is
+// complete then, too. For dtaps a product's depth is 16 chunks. It sums products of 8 keys of two rows of grad by 8 of
 // x, and a task ends with the sums over diagonals. Rows of grad that the chunk does not own add nothing to dtaps.
 //
-// A score is 4 bytes read, times 1 + HALO / run, and 2 written: at 4.1 TB/s an SM of 132 has 43 cycles for 128 keys of
+// A score is 4 bytes read, times 1 + HALO / run, and 2 written. At 4.1 TB/s an SM of 132 has 43 cycles for 128 keys of
 // a row. At 6 x 11 taps these take 15 products 16 deep and 6 products 8 deep, 30 cycles.
 #include "products.cuh"
 

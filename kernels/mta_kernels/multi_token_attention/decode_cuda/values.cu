@@ -9,7 +9,7 @@
 
 constexpr int BEFORE = keys_before(POST_PAD);
 constexpr int A_PITCH = TURN * 2 + 16;                   // of a head's probabilities, before and after they are mixed
-constexpr int NEWEST = POST_QUERY_TAPS - 1;              // the newest row; earlier rows are the state's
+constexpr int NEWEST = POST_QUERY_TAPS - 1;  // the newest row; earlier rows are the state's
 constexpr int AT_ONCE = NEWEST < 1 ? 1 : NEWEST < 8 ? NEWEST : 8;  // of these, in flight
 constexpr int TAPS = POST_QUERY_TAPS * BAND_BYTES;       // of a warp
 constexpr int ROWS = 16 * 4;                             // of a warp: logsumexp of each row

@@ -3,8 +3,8 @@
 //   grad[g] := sum over h of post[g, h] grad[h],   out[h] := sum over g of R[g] post[g, h],
 //   dpost[g, h] += sum over keys and owned rows of R[g] grad[h]
 //
-// walk.cuh lists the constants. A score is 4 bytes read, 2 of them times 1 + HALO / run, and 4 written:
-// an SM of an H200 moves a turn's 98 KB in 5500 cycles, in which its warps issue a quarter of what they could.
+// walk.cuh lists the constants. A score is 4 bytes read, 2 of them times 1 + HALO / run, and 4 written.
+// An SM of an H200 moves a turn's 98 KB in 5500 cycles, in which its warps issue a quarter of what they could.
 #include "walk.cuh"
 
 // Tiles of the gradient: STAGES - 1 turns are loaded ahead while the last TILES may still be in use.

@@ -187,10 +187,10 @@ def pre_heads(
 ) -> Tensor:  # fmt: skip
     """`out` is exponentials of logits: the convolution of `x` by `taps [H, cq, ck]`, mixed by `mix [H, H]` (out, in).
 
-    `x` and `out` are `[B, H, rows, pitch]` of a chunk (`Rows`), contiguous, fp16 or bf16. Returns the factors that turn
-    exponentials into probabilities, for `post_heads`: `[B, units, rows, H]`, one for the keys of a unit, as float32 or
-    for bf16 as two numbers that add up to it. Both are undefined where a row does not see a key. Writes the logsumexp
-    of the `owned` rows from `above` on into logsumexp `[B, H, M]` of all queries, float32 and contiguous.
+    `x` and `out` are `[B, H, rows, pitch]` of a chunk (`Rows`), contiguous, fp16 or bf16. Returns the factors that
+    turn exponentials into probabilities, for `post_heads`: `[B, units, rows, H]`, one for the keys of a unit. A factor
+    is a float32, or for bf16 two numbers that add up to it. `out` and the factors are undefined where a row sees no
+    key. Writes the `owned` rows' logsumexp, from `above`, to `logsumexp [B, H, M]`, contiguous float32 of all queries.
 
     `sizes` override the chosen sizes, for measurements. Nothing waits for the GPU; the same call gives the same
     bits.

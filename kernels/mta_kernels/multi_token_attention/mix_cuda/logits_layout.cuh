@@ -33,7 +33,7 @@ constexpr int REFERENCES_AT = PLANES_AT + BUFFERS * PLANES;  // [BLOCK_ROWS, 8] 
 constexpr int SUMS_AT = REFERENCES_AT + BLOCK_ROWS * 64;  // the same of sums
 constexpr int COME_AT = SUMS_AT + BLOCK_ROWS * 64;              // [SCORE_GROUPS, OWN_HEADS]: a stage is full
 constexpr int USED_AT = COME_AT + STAGES * 8;  // the same: it may be filled
-constexpr int FULL_AT = USED_AT + STAGES * 8;  // [BUFFERS, ROW_GROUPS]: scores have come
+constexpr int FULL_AT = USED_AT + STAGES * 8;  // [BUFFERS, ROW_GROUPS]: scores have arrived
 constexpr int EMPTY_AT = FULL_AT + BUFFERS * ROW_GROUPS * 8;               // [BUFFERS, 4]: scores may come
 constexpr int SHARED_BYTES = EMPTY_AT + BUFFERS * 4 * 8;
 static_assert(SHARED_BYTES == BYTES, "as in logits.py");

@@ -200,7 +200,7 @@ struct MixWarp {
             if (lane / 4 < HEADS) parts[row] = {reference.x, sums.x};
             if (lane / 4 + 8 < HEADS) parts[row + 8 * args.rows] = {reference.y, sums.y};
         }
-        __syncwarp();  // the next piece starts with other sums
+        __syncwarp();  // the next piece begins with other sums
     }
 
     DEVICE void wait(int count) const {

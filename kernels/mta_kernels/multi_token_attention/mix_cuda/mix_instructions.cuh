@@ -23,7 +23,7 @@ DEVICE void send(int rank, uint32_t address, uint4 x, uint32_t barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
                      in_block(rank, address)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(in_block(rank, barrier)) : "memory");
 }
-// Arrivals, by threads that wrote nothing for the waiting threads except what the barrier counts: a release to the
+// Arrivals, by threads that wrote nothing for the waiting threads except what the barrier counts. A release to the
 // cluster would need a fence of all memory, which waits until the thread's stores complete.
 DEVICE void expect_in_block(int rank, uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(in_block(rank, barrier)), "r"(bytes) : "memory");

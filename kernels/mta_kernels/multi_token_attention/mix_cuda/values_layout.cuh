@@ -23,7 +23,7 @@ constexpr int UNIT = 8 * 16 * KEYS * 2;
 constexpr int SLAB = KEYS * 128, SLABS = (HEAD_DIM + 63) / 64, VALUES = OWN * SLABS * SLAB;
 // A piece: mixed probabilities of 8 rows and 32 keys for the heads of one block, [key / 8][head][row][key % 8]. 8 x 8 numbers
 // are a core matrix of wgmma. Row r of the n-th of all 16 heads is in row r ^ n % 8, so that a warp's store of 8 heads of a row
-// covers all banks; `row_of` undoes it.
+// covers all banks. `row_of` undoes it.
 constexpr int CORE = 8 * 16, EIGHT_PITCH = SLOTS * CORE, PIECE = KEYS / 8 * EIGHT_PITCH;
 constexpr int PLANES = ROWS / 8 * PIECE;  // the pieces of all rows for one block: its left operands
 constexpr int SENT = GROUPS * PIECE;      // the pieces that a block computes for another
@@ -40,7 +40,7 @@ static_assert(UNITS % GROUPS == 0, "the same warps wait for a unit in all phases
 struct Arguments {
     ELEMENT* out;                                // of the chunk's first row, [B, HEADS, rows, HEAD_DIM]
     int64_t out_batch, out_head, out_row;        // its strides, in numbers
-    const float* scale;                          // [B, HEADS, rows]: turns exponentials into probabilities
+    const float* scale;  // [B, HEADS, rows]: turns exponentials into probabilities
     Matrix post;                                 // [in, out]
     int rows, first_position, keys, causal;      // row r has position first_position + r, and sees `keys` keys at most
     int sequences, group;                        // and query heads that share a head of the values

@@ -5,7 +5,7 @@
 //   dpost[g, h] = sum over positions of P[g] dB[h],   dpre[h, g] = of dL[h] S[g]
 //
 // As forward.cu, with two buffers a row. The first pass over a row sums delta and P (the sum is 1 up to the logsumexp's
-// rounding); the second replaces S and dB by the results. The gradients of the mixings sum over positions: positions are
+// rounding); the second replaces S and dB by the results. The gradients of the mixings sum over positions. Positions are
 // the inner dimension of a product whose right side is P or dL, with 8 x 8 matrices transposed in registers. Each warp
 // sums over all its rows and writes at the end; the sum over warps has a fixed order.
 //

@@ -102,7 +102,7 @@ def _mix_rows_kernel(
     Writes the logsumexp into logsumexp `[B, H, M]` of all queries, except for the first `above` rows. With CORRECT,
     corrections `[2, B, H, rows]` receive the logsumexp's rounding error, and the sums of probabilities as stored. With
     SUMMED, rows whose given logsumexp is within COARSE in all heads are stored already, with sums `[B, H, rows,
-    segments]` of `segment_keys` keys each: the kernel writes only their corrections.
+    segments]` of `segment_keys` keys each. The kernel writes only their corrections.
     """
     dtype = scores_ptr.dtype.element_ty
     pitch = tl.multiple_of(pitch, 8)
@@ -177,7 +177,7 @@ def mix_rows(
     logsumexp into `logsumexp [B, H, M]` float32 of all queries, except for the chunk's rows above its own. `corrections
     [2, B, H, rows]` float32, if given, receive how much the logsumexp is too small, and the sum of a row's
     probabilities as stored. With `sums [B, H, rows, segments]`, each of so many keys and valid where a row sees one of
-    these, `out` has all rows already; only rows whose given logsumexp is beyond COARSE in a head are written again.
+    these, `out` has all rows already. Only rows whose given logsumexp is beyond COARSE in a head are written again.
     """
     batch, heads, rows, pitch = scores.shape
     tile = row_tile(heads, scores.element_size(), FORWARD)
