@@ -29,7 +29,7 @@ def key_padding(key_taps: int, pad_key: str) -> int:
     raise ValueError(f"pad_key is {pad_key!r}; expected one of {', '.join(map(repr, PAD_KEYS))}")
 
 
-def told(x: object) -> str:
+def format_value(x: object) -> str:
     """The value as an error message shows it: a whole number of hundreds of digits by its size."""
     if not isinstance(x, int) or x.bit_length() <= 64:
         return repr(x)
@@ -55,7 +55,7 @@ def softmax_scale(scale: float | None, head_dim: int) -> float:
     except OverflowError:  # of a whole number
         number = math.inf
     if not -math.inf < number < math.inf:
-        raise ValueError(f"scale is {told(scale)}; expected a finite number, or None for 1 / sqrt(head_dim)")
+        raise ValueError(f"scale is {format_value(scale)}; expected a finite number, or None for 1 / sqrt(head_dim)")
     return number
 
 

@@ -8,8 +8,8 @@ import re
 import pytest
 import torch
 
-from mta_kernels.conv_attention.hopper.backward import BackwardConstants
-from mta_kernels.conv_attention.hopper.forward import MAX_BACKWARD_HEAD_DIM, ForwardConstants, shape_unsupported
+from mta_kernels.conv_attention.hopper.backward import HopperBackwardConstants
+from mta_kernels.conv_attention.hopper.forward import MAX_BACKWARD_HEAD_DIM, HopperForwardConstants, shape_unsupported
 from mta_kernels.nvrtc import compiler
 from mta_kernels.operation import Convolution
 
@@ -25,12 +25,12 @@ def _with_a_compiler() -> None:
 @pytest.mark.parametrize(
     ("constants", "spilled"),
     [
-        (ForwardConstants(BF16, 64, Convolution(6, 11, 5), causal=True, spans=False), 0),
-        (ForwardConstants(BF16, 128, Convolution(6, 11, 5), causal=True, spans=False), 0),
-        (ForwardConstants(FP16, 256, Convolution(8, 17, 16), causal=False, spans=True), 0),
-        (BackwardConstants(BF16, 64, Convolution(6, 11, 5), causal=True, spans=False), 0),
-        (BackwardConstants(BF16, 128, Convolution(6, 11, 5), causal=True, spans=False), 0),
-        (BackwardConstants(FP16, 128, Convolution(8, 17, 0), causal=False, spans=True), 184),
+        (HopperForwardConstants(BF16, 64, Convolution(6, 11, 5), causal=True, spans=False), 0),
+        (HopperForwardConstants(BF16, 128, Convolution(6, 11, 5), causal=True, spans=False), 0),
+        (HopperForwardConstants(FP16, 256, Convolution(8, 17, 16), causal=False, spans=True), 0),
+        (HopperBackwardConstants(BF16, 64, Convolution(6, 11, 5), causal=True, spans=False), 0),
+        (HopperBackwardConstants(BF16, 128, Convolution(6, 11, 5), causal=True, spans=False), 0),
+        (HopperBackwardConstants(FP16, 128, Convolution(8, 17, 0), causal=False, spans=True), 184),
     ],
     ids=[
         "forward, head dim 64",
@@ -42,7 +42,7 @@ def _with_a_compiler() -> None:
     ],
 )
 def test_compiles_without_spills_and_with_products_in_flight(
-    constants: ForwardConstants | BackwardConstants, spilled: int
+    constants: HopperForwardConstants | HopperBackwardConstants, spilled: int
 ) -> None:
     """C7510 and its like say that ptxas runs one product at a time; a spill may be local memory in the loop.
 
@@ -59,10 +59,10 @@ def test_compiles_without_spills_and_with_products_in_flight(
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
-@pytest.mark.parametrize("constants", [ForwardConstants, BackwardConstants], ids=["forward", "backward"])
+@pytest.mark.parametrize("constants", [HopperForwardConstants, HopperBackwardConstants], ids=["forward", "backward"])
 def test_compiles_for_head_dims_of_every_size(constants: type, dtype: torch.dtype) -> None:
     for head_dim in range(8, 264, 24 if dtype is BF16 else 56):  # what differs by type does at any head dim
-        widest = MAX_BACKWARD_HEAD_DIM if constants is BackwardConstants else head_dim
+        widest = MAX_BACKWARD_HEAD_DIM if constants is HopperBackwardConstants else head_dim
         if head_dim <= widest and shape_unsupported(dtype, head_dim, 1, 1) is None:
             of_head_dim = constants(dtype, head_dim, Convolution(1, 1, 0), causal=False, spans=False)
             # To PTX: what the assembler may refuse, it refuses in other tests.
@@ -70,6 +70,6 @@ def test_compiles_for_head_dims_of_every_size(constants: type, dtype: torch.dtyp
 
 
 def test_the_compiler_s_words_are_kept() -> None:
-    geometry = ForwardConstants(BF16, 64, Convolution(9, 11, 5), causal=True, spans=False)
+    geometry = HopperForwardConstants(BF16, 64, Convolution(9, 11, 5), causal=True, spans=False)
     with pytest.raises(compiler.CompileError, match="eight rows above a score tile hold zeros"):
         compiler.compile_source(geometry.source())

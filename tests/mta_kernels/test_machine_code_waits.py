@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mta_kernels.conv_attention.hopper.backward import BackwardConstants
-from mta_kernels.conv_attention.hopper.forward import ForwardConstants
+from mta_kernels.conv_attention.hopper.backward import HopperBackwardConstants
+from mta_kernels.conv_attention.hopper.forward import HopperForwardConstants
 from mta_kernels.multi_token_attention.decode_cuda.step import StepConstants, StepKernel
 from mta_kernels.multi_token_attention.mix_cuda import logits, values
 from mta_kernels.nvrtc import compiler
@@ -104,9 +104,9 @@ SOURCES = {
     "logits, head dim 64": logits.constants_for(16, 64).source(),
     "logits, head dim 128": logits.constants_for(16, 128).source(),
     "values, head dim 64": values.constants_for(16, 64).source(),
-    "forward, head dim 128": ForwardConstants(BF16, 128, TAPS, causal=True, spans=False).source(),
-    "backward, head dim 64": BackwardConstants(BF16, 64, TAPS, causal=True, spans=False).source(),
-    "backward, head dim 128": BackwardConstants(BF16, 128, TAPS, causal=True, spans=False).source(),
+    "forward, head dim 128": HopperForwardConstants(BF16, 128, TAPS, causal=True, spans=False).source(),
+    "backward, head dim 64": HopperBackwardConstants(BF16, 64, TAPS, causal=True, spans=False).source(),
+    "backward, head dim 128": HopperBackwardConstants(BF16, 128, TAPS, causal=True, spans=False).source(),
 }
 
 

@@ -129,7 +129,7 @@ def test_the_cuda_forward_and_backward_spill_on_no_target_and_share_an_sm_as_des
             continue
         limit = limits_of(target).shared_per_block
         given = DTYPES[shape.dtype], shape.head_dim, shape.operation.conv, shape.causal, shape.packed, limit
-        designed = {"cuda_forward": forward.ForwardConstants(*given).blocks_an_sm}
+        designed = {"cuda_forward": forward.Sm80ForwardConstants(*given).blocks_an_sm}
         if of_backward := constants_for(*given):
             designed["cuda_backward"] = of_backward.tiles.blocks
         for name, blocks in designed.items():

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from mta_kernels.operation import PAGE_SIZES, key_padding, told
+from mta_kernels.operation import PAGE_SIZES, format_value, key_padding
 from mta_kernels.operator_gradients import check_no_tangents
 from mta_kernels.torch_compile import statically_true
 from mta_kernels.watchers import is_plain
@@ -100,7 +100,7 @@ def is_int(x: object) -> TypeGuard[int]:
 def check_count(name: str, count: int) -> None:
     """Raise ValueError unless `count`, by its name, is a whole number from 1 on."""
     if not is_int(count) or count < 1:
-        raise ValueError(f"{name} is {told(count)}; expected a whole number from 1 on")
+        raise ValueError(f"{name} is {format_value(count)}; expected a whole number from 1 on")
 
 
 def check_floating_point(dtype: torch.dtype) -> None:
@@ -363,7 +363,7 @@ def check_head_chunk(head_chunk: int, group: int) -> None:
     """Raise ValueError unless `head_chunk` divides the `group` of heads of a KV head, or is a multiple of it."""
     if not is_int(head_chunk) or head_chunk < 1 or (group % head_chunk and head_chunk % group):
         raise ValueError(
-            f"head_chunk is {told(head_chunk)}; expected a whole number that divides the {group} query heads "
+            f"head_chunk is {format_value(head_chunk)}; expected a whole number that divides the {group} query heads "
             f"of a KV head, or a multiple of {group}"
         )
 
@@ -390,4 +390,4 @@ def check_block_table(block_table: Tensor, q_window: Tensor, k_cache: Tensor) ->
 def check_splits(splits: int | str) -> None:
     """Raise ValueError unless `splits` is "auto" or a count from 1 to 128."""
     if splits != "auto" and not (is_int(splits) and 1 <= splits <= MAX_SPLITS):
-        raise ValueError(f"splits is {told(splits)}; expected 'auto' or a whole number from 1 to {MAX_SPLITS}")
+        raise ValueError(f"splits is {format_value(splits)}; expected 'auto' or a whole number from 1 to {MAX_SPLITS}")

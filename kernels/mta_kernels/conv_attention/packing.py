@@ -15,7 +15,7 @@ from torch import Tensor
 from mta_kernels.operator_gradients import under_torch_func
 
 
-class Layout(NamedTuple):
+class PackedLayout(NamedTuple):
     """Where the `N` packed rows stand among the `P` spread ones.
 
     `position [N]` is the spread row of a packed one, `source [P]` the packed row of a spread one, where `gap [P, 1]`
@@ -28,7 +28,7 @@ class Layout(NamedTuple):
     spans: Tensor
 
 
-def spread_layout(cu_seqlens: Tensor, tokens: int, gap: int) -> Layout:
+def spread_layout(cu_seqlens: Tensor, tokens: int, gap: int) -> PackedLayout:
     """The layout of `tokens` rows in documents with the bounds `cu_seqlens [S + 1]`, `gap` rows of zeros after each.
 
     `P = tokens + S * gap`. The rows of a gap see the document before them, or one of their own if it is empty: every
@@ -45,7 +45,7 @@ def spread_layout(cu_seqlens: Tensor, tokens: int, gap: int) -> Layout:
     document = torch.searchsorted(starts, row, right=True) - 1
     first, end = starts[document], starts[document + 1] - gap
     in_gap = row >= end
-    return Layout(
+    return PackedLayout(
         position=torch.add(token, torch.searchsorted(cu_seqlens, token, right=True) - 1, alpha=gap),
         source=torch.sub(row, document, alpha=gap).masked_fill(in_gap, 0),
         gap=in_gap[:, None],
@@ -53,17 +53,17 @@ def spread_layout(cu_seqlens: Tensor, tokens: int, gap: int) -> Layout:
     )
 
 
-def spread_rows(x: Tensor, layout: Layout) -> Tensor:
+def spread_rows(x: Tensor, layout: PackedLayout) -> Tensor:
     """`x [1, H, N, D]` with rows of zeros between its documents: `[1, H, P, D]`."""
     return _move(x, layout, collect=False)
 
 
-def collect_rows(x: Tensor, layout: Layout) -> Tensor:
+def collect_rows(x: Tensor, layout: PackedLayout) -> Tensor:
     """The rows of documents, out of `x [1, H, P, D]`: `[1, H, N, D]`."""
     return _move(x, layout, collect=True)
 
 
-def _move(x: Tensor, layout: Layout, *, collect: bool) -> Tensor:
+def _move(x: Tensor, layout: PackedLayout, *, collect: bool) -> Tensor:
     move = _moved if under_torch_func() else _MoveRows.apply
     return move(x, layout.position, layout.source, layout.gap, collect)
 

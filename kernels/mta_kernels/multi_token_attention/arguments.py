@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import as_float, as_int, check_arguments, check_like, check_weight, is_int
 from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.operation import told
+from mta_kernels.operation import format_value
 
 
 class NormGate(NamedTuple):
@@ -102,7 +102,7 @@ def check_norm_and_gate(after: NormGate, q: Tensor, like: str = "q") -> None:
         check_like("norm_weight", norm_weight, q, like)
     if not isinstance(norm_eps, float) or not 0 <= norm_eps < math.inf:
         raise ValueError(
-            f"norm_eps is {told(norm_eps)}; expected a finite number from 0 on, 1e-5 in the paper's models"
+            f"norm_eps is {format_value(norm_eps)}; expected a finite number from 0 on, 1e-5 in the paper's models"
         )
     check_depth(depth)
     if depth is not None and norm_weight is None:
@@ -133,14 +133,16 @@ def check_depth(depth: int | None) -> None:
     """Raise ValueError unless `depth` is None or the index of a layer."""
     if depth is not None and (not is_int(depth) or not 0 <= depth < 2**63):
         raise ValueError(
-            f"depth is {told(depth)}; expected the layer's index, a whole number from 0 to 2**63 - 1, or None"
+            f"depth is {format_value(depth)}; expected the layer's index, a whole number from 0 to 2**63 - 1, or None"
         )
 
 
 def check_share(dropout: float) -> None:
     """Raise ValueError unless `dropout` is a share below 1."""
     if not isinstance(dropout, float) or not 0 <= dropout < 1:
-        raise ValueError(f"dropout is {told(dropout)}; expected a number from 0 to below 1, the share that is dropped")
+        raise ValueError(
+            f"dropout is {format_value(dropout)}; expected a number from 0 to below 1, the share that is dropped"
+        )
 
 
 def check_dropout(dropout: float, seed: int | Tensor | None, q: Tensor) -> None:
@@ -154,5 +156,5 @@ def check_dropout(dropout: float, seed: int | Tensor | None, q: Tensor) -> None:
             )
     elif seed is not None and (not is_int(seed) or not 0 <= seed < 2**63):
         raise ValueError(
-            f"seed is {told(seed)}; expected a whole number from 0 to 2**63 - 1, or None for another each call"
+            f"seed is {format_value(seed)}; expected a whole number from 0 to 2**63 - 1, or None for another each call"
         )

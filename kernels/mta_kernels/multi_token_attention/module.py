@@ -26,7 +26,7 @@ from mta_kernels.multi_token_attention.decode.arguments import check_wants_no_gr
 from mta_kernels.multi_token_attention.decode.reference import prefill_state
 from mta_kernels.multi_token_attention.decode.state import DecodeState, needs_state
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
-from mta_kernels.operation import key_padding, told
+from mta_kernels.operation import format_value, key_padding
 
 PROJECTIONS = ("wq", "wk", "wv", "wo")  # of the original's attention, which a model has besides this module
 
@@ -131,7 +131,7 @@ class MultiTokenAttention(nn.Module):
         heads, head_dim, layers = PRESETS[name]
         layer = as_int(layer)
         if not is_int(layer) or not 0 <= layer < layers:
-            raise ValueError(f"layer is {told(layer)}; {name} has the layers 0 to {layers - 1}")
+            raise ValueError(f"layer is {format_value(layer)}; {name} has the layers 0 to {layers - 1}")
         if layer % 4 != 2:
             options = {"pre_conv": None, "post_conv": None} | options
         return cls(**{"heads": heads, "head_dim": head_dim} | options)
@@ -327,7 +327,7 @@ def _check_parts(
     is_group = isinstance(post_mix, int) and (isinstance(post_mix, bool) or (post_mix > 0 and heads % post_mix == 0))
     if not is_group and post_mix != "linear":
         raise ValueError(
-            f"post_mix is {told(post_mix)}; expected True, False, 'linear' or the heads of a group, "
+            f"post_mix is {format_value(post_mix)}; expected True, False, 'linear' or the heads of a group, "
             f"a number that divides the {heads} heads"
         )
     if not isinstance(norm, bool):

@@ -40,7 +40,7 @@ ON_EVERY_GPU = 128  # head dims have tiles up to here; beyond, where thread bloc
 ABOVE = 16  # rows of zeros
 
 
-class Tiles(NamedTuple):
+class BackwardTiles(NamedTuple):
     """How a block of backward.cu computes rows."""
 
     row_groups: int  # of 32 rows
@@ -52,10 +52,10 @@ class Tiles(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BackwardConstants(BandedConstants):
+class Sm80BackwardConstants(BandedConstants):
     """The constants of backward.cu for a shape."""
 
-    tiles: Tiles
+    tiles: BackwardTiles
 
     kernel_name = "cuda_backward"
 
@@ -134,20 +134,20 @@ class BackwardPrepareConstants(BandedConstants):
 
 # The fastest first, up to head dim 64, up to 128 and above. The last of the first two are for the 99 KB of sm_86, sm_89
 # and sm_120.
-SMALL_TILES = (Tiles(4, 1, 64, 32, 2, True), Tiles(4, 1, 32, 32, 2, True))
+SMALL_TILES = (BackwardTiles(4, 1, 64, 32, 2, True), BackwardTiles(4, 1, 32, 32, 2, True))
 LARGE_TILES = (
-    Tiles(4, 1, 32, 32, 2, False), Tiles(2, 2, 64, 32, 2, False), Tiles(4, 2, 64, 32, 1, False),
-    Tiles(2, 2, 64, 32, 1, False),
+    BackwardTiles(4, 1, 32, 32, 2, False), BackwardTiles(2, 2, 64, 32, 2, False), BackwardTiles(4, 2, 64, 32, 1, False),
+    BackwardTiles(2, 2, 64, 32, 1, False),
 )  # fmt: skip
-WIDE_TILES = Tiles(4, 2, 64, 32, 1, False), Tiles(2, 2, 64, 32, 1, False)
+WIDE_TILES = BackwardTiles(4, 2, 64, 32, 1, False), BackwardTiles(2, 2, 64, 32, 1, False)
 
 
 def constants_for(
     dtype: torch.dtype, head_dim: int, conv: Convolution, causal: bool, spans: bool, shared_limit: int
-) -> BackwardConstants | None:
+) -> Sm80BackwardConstants | None:
     """Of the first tiles that fit a GPU whose blocks can have `shared_limit` bytes, or None; an SM has 1 KB more."""
     tiles = SMALL_TILES if head_dim <= 64 else LARGE_TILES if head_dim <= ON_EVERY_GPU else WIDE_TILES
-    found = (BackwardConstants(dtype, head_dim, conv, causal, spans, x) for x in tiles)
+    found = (Sm80BackwardConstants(dtype, head_dim, conv, causal, spans, x) for x in tiles)
     return next((x for x in found if x.tiles.blocks * (x.shared_memory + 1024) <= shared_limit + 1024), None)
 
 
@@ -162,7 +162,7 @@ def no_room(head_dim: int, query_taps: int, key_taps: int, shared_limit: int) ->
     )
 
 
-class Preparation(ctypes.Structure):
+class Sm80Preparation(ctypes.Structure):
     """`struct Arguments` of prepare.cu."""
 
     _fields_ = (
@@ -171,7 +171,7 @@ class Preparation(ctypes.Structure):
     )  # fmt: skip
 
 
-class BackwardArguments(ctypes.Structure):
+class Sm80BackwardArguments(ctypes.Structure):
     """`struct Arguments` of backward_layout.cuh."""
 
     _fields_ = (
@@ -231,7 +231,7 @@ def _gradients(
     if spans is not None:
         seen_by, factors = rows_that_see(spans, ALIGNED), document_factors(grad_out, v, spans)
 
-    preparation = Preparation(
+    preparation = Sm80Preparation(
         Rows.of(v), Rows.of(out), Rows.of(grad_out), value_norms.data_ptr(), grad_norms.data_ptr(), delta.data_ptr(),
         counters.data_ptr(), heads, kv_heads, batch, query_rows, key_rows, len(counters),
     )  # fmt: skip
@@ -239,7 +239,7 @@ def _gradients(
     chunks.scheduler = counters.data_ptr()
     at = Positions(None if spans is None else spans.data_ptr(), heads, heads // kv_heads, query_rows, key_rows)
     inputs = Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), operation.scale)
-    arguments = BackwardArguments(
+    arguments = Sm80BackwardArguments(
         at, inputs, Rows.of(grad_out), value_norms.data_ptr(), factors.data_ptr(), logsumexp.data_ptr(),
         delta.data_ptr(), stored[0].data_ptr(), stored[1].data_ptr(), ds_unit.data_ptr(), dk.data_ptr(), dv.data_ptr(),
         None if seen_by is None else seen_by.data_ptr(), dq.data_ptr(), dweight.data_ptr(),
@@ -262,5 +262,5 @@ _plan = functools.lru_cache(256)(ChunkPlan.of)
 
 
 @functools.cache
-def _kernels(constants: BackwardConstants, device: int) -> tuple[Kernel, ...]:
+def _kernels(constants: Sm80BackwardConstants, device: int) -> tuple[Kernel, ...]:
     return tuple(kernel(x, device) for x in (constants.prepared, constants, constants.exact))

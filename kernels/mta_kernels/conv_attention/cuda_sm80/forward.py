@@ -47,7 +47,7 @@ def beside_eights(conv: Convolution) -> int:
 
 
 @dataclass(frozen=True)
-class ForwardConstants(BandedConstants):
+class Sm80ForwardConstants(BandedConstants):
     """The constants of forward.cu for a shape."""
 
     shared_limit: int  # bytes that a block can have on the GPU; an SM has 1 KB more
@@ -112,7 +112,7 @@ class ForwardConstants(BandedConstants):
         return Source(FOLDER / "forward.cu", architecture, self.constants() | own, headers_in(FOLDER, BANDED))
 
 
-class ForwardArguments(ctypes.Structure):
+class Sm80ForwardArguments(ctypes.Structure):
     """`struct Arguments` of layout.cuh."""
 
     _fields_ = (
@@ -133,13 +133,13 @@ def conv_attention_forward(
     q, k, v = map(in_reach, (q, k, v))
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
-    constants = ForwardConstants(
+    constants = Sm80ForwardConstants(
         q.dtype, head_dim, operation.conv, operation.causal, spans is not None, shared_memory_limit(q.device)
     )
     out, logsumexp = new_empty(q, q.shape), new_empty(q, q.shape[:3], dtype=torch.float32)
     row_blocks = -(-query_rows // constants.block_rows)
     work_tiles = row_blocks * batch * heads
-    arguments = ForwardArguments(
+    arguments = Sm80ForwardArguments(
         Positions(None if spans is None else spans.data_ptr(), heads, heads // kv_heads, query_rows, key_rows),
         Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), operation.scale),
         operation.scale * math.log2(math.e), out.data_ptr(), logsumexp.data_ptr(),

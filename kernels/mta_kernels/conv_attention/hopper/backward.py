@@ -26,7 +26,7 @@ from mta_kernels.conv_attention.banded.backward_plan import (
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
 from mta_kernels.conv_attention.hopper.forward import ROWS, SLAB
-from mta_kernels.conv_attention.hopper.prepare import Preparation, TileConstants, prepare_launch
+from mta_kernels.conv_attention.hopper.prepare import HopperPreparation, HopperTileConstants, prepare_launch
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.conv_attention.packing import document_factors, rows_that_see
@@ -41,7 +41,7 @@ from mta_kernels.operation import Operation
 SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows above a warpgroup's own
 
 
-class BackwardConstants(TileConstants):
+class HopperBackwardConstants(HopperTileConstants):
     """The constants of backward.cu for a shape."""
 
     kernel_name = "hopper_backward"
@@ -95,11 +95,13 @@ class BackwardConstants(TileConstants):
 SCRATCH_ALIGNED = 256  # bytes, at multiples of which the parts of the scratch begin
 
 
-class ScratchLayout(NamedTuple):
+class BackwardScratch(NamedTuple):
     """Where in the scratch, whose start is p and then ds, the rest begins, and where it ends, in bytes."""
 
     stored: int  # p and ds `[2, slots, pitch / 32, rows of a chunk, 32]`, in q's dtype
-    prepared: dict[str, int]  # what prepare.cu writes, by the names of `Preparation` and `BackwardArguments`
+    prepared: dict[
+        str, int
+    ]  # what prepare.cu writes, by the names of `HopperPreparation` and `HopperBackwardArguments`
     ds_unit: int
     counters: int  # of the scheduler, and one a query head
     dweight: int  # of each block of rows and warpgroup
@@ -109,9 +111,9 @@ class ScratchLayout(NamedTuple):
 
     @classmethod
     def of(
-        cls, constants: BackwardConstants, plan: ChunkPlan, batch: int, heads: int, kv_heads: int, query_rows: int,
-        sum_rows: int,
-    ) -> ScratchLayout:  # fmt: skip
+        cls, constants: HopperBackwardConstants, plan: ChunkPlan, batch: int, heads: int, kv_heads: int,
+        query_rows: int, sum_rows: int,
+    ) -> BackwardScratch:  # fmt: skip
         """The scratch of a call; `sum_rows` are those of dk's sums, if they are in it."""
         stored = 2 * 2 * plan.slots * plan.row_blocks * constants.block_rows * plan.pitch
         numbers = {
@@ -138,7 +140,7 @@ class ScratchLayout(NamedTuple):
 _launches: dict[tuple, BackwardLaunches] = {}
 
 
-class BackwardArguments(ctypes.Structure):
+class HopperBackwardArguments(ctypes.Structure):
     """`struct Arguments` of backward_layout.cuh."""
 
     _fields_ = (
@@ -193,14 +195,14 @@ class BackwardLaunches:
         packed: bool,
     ) -> None:  # fmt: skip
         self._operation, self._packed = operation, packed
-        self._constants = BackwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed)
+        self._constants = HopperBackwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v, out, grad_out))
         batch, heads, query_rows, head_dim = q.shape
         kv_heads, key_rows = k.shape[1:3]
         self._is_grouped = heads != kv_heads
         self._plan = ChunkPlan.of(self._constants, batch * heads, query_rows, key_rows, sm_count(q.device))
         sum_rows = 0 if self._is_grouped else batch * heads * key_rows
-        self._layout = ScratchLayout.of(self._constants, self._plan, batch, heads, kv_heads, query_rows, sum_rows)
+        self._layout = BackwardScratch.of(self._constants, self._plan, batch, heads, kv_heads, query_rows, sum_rows)
         # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.
         self._bytes = empty(0, dtype=torch.uint8, device=q.device)
         element, number = (empty(1, dtype=dtype, device=q.device) for dtype in (q.dtype, torch.float32))
@@ -281,17 +283,17 @@ class BackwardCall:
 
     def __init__(
         self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
-        constants: BackwardConstants, plan: ChunkPlan, layout: ScratchLayout, weight_grad_is_float: bool,
+        constants: HopperBackwardConstants, plan: ChunkPlan, layout: BackwardScratch, weight_grad_is_float: bool,
     ) -> None:  # fmt: skip
         batch, heads, query_rows, _ = q.shape
         kv_heads, key_rows = k.shape[1:3]
         device = q.device.index
-        self.preparation = Preparation(
+        self.preparation = HopperPreparation(
             v=Rows.of(v), out=Rows.of(out), grad_out=Rows.of(grad_out), weight=Weight.of(weight),
             scale_log2=operation.scale * math.log2(math.e), counter_count=plan.counters + heads,
             heads=heads, kv_heads=kv_heads, batch=batch, query_rows=out.shape[2], key_rows=v.shape[2],
         )  # fmt: skip
-        self.arguments = BackwardArguments(
+        self.arguments = HopperBackwardArguments(
             Positions(None, heads, heads // kv_heads, query_rows, key_rows),
             scale=operation.scale, chunk_rows=plan.row_blocks * constants.block_rows, pitch=plan.pitch,
             chunks=plan.chunk_structure(batch * heads),

@@ -13,7 +13,7 @@ from torch import Tensor
 from mta_kernels.allocation import empty, empty_like, new_empty
 from mta_kernels.call_memory import keep
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions, heads_in_l2
-from mta_kernels.conv_attention.hopper.prepare import Preparation, TileConstants, prepare_launch
+from mta_kernels.conv_attention.hopper.prepare import HopperPreparation, HopperTileConstants, prepare_launch
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.gpu_limits import sm_count
@@ -42,7 +42,7 @@ def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_ta
     return None
 
 
-class ForwardConstants(TileConstants):
+class HopperForwardConstants(HopperTileConstants):
     """The constants of forward.cu for a shape."""
 
     kernel_name = "hopper_forward"
@@ -100,7 +100,7 @@ class ForwardConstants(TileConstants):
         return hopper_source("forward.cu", self.products(), self.constants())
 
 
-class ForwardArguments(ctypes.Structure):
+class HopperForwardArguments(ctypes.Structure):
     """`struct Arguments` of forward_layout.cuh."""
 
     _fields_ = (
@@ -141,7 +141,7 @@ class ForwardLaunches:
 
     def __init__(self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, packed: bool) -> None:
         self._operation, self._packed = operation, packed
-        self._constants = ForwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed)
+        self._constants = HopperForwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v))
         self._layout = scratch_layout(self._constants, q.shape[1], q.shape[0] * q.shape[2])
         # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.
@@ -200,20 +200,20 @@ class ForwardCall:
     """Both launches of one call at a time, laid out for the driver but for addresses."""
 
     def __init__(
-        self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, constants: ForwardConstants,
-        layout: ScratchLayout,
+        self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, constants: HopperForwardConstants,
+        layout: ForwardScratch,
     ) -> None:  # fmt: skip
         batch, heads, query_rows, _ = q.shape
         kv_heads, key_rows = k.shape[1:3]
         device = q.device.index
-        self.preparation = Preparation(
+        self.preparation = HopperPreparation(
             weight=Weight.of(weight), scale_log2=operation.scale * math.log2(math.e), counter_count=1,
             heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
         )  # fmt: skip
         row_blocks = -(-query_rows // constants.block_rows)
         work_tiles = row_blocks * constants.value_parts * heads * batch
         blocks = min(work_tiles, sm_count(q.device))
-        self.arguments = ForwardArguments(
+        self.arguments = HopperForwardArguments(
             Positions(None, heads, heads // kv_heads, query_rows, key_rows),
             row_blocks=row_blocks, work_tiles=work_tiles, blocks=blocks,
             heads_in_l2=heads_in_l2(k, batch * heads) * constants.value_parts,
@@ -241,7 +241,7 @@ class ForwardCall:
         self.scratch = scratch
 
 
-class ScratchLayout(NamedTuple):
+class ForwardScratch(NamedTuple):
     """Where in the scratch, whose start is T `[Hq, cq, 512]` fp16, the rest begins, and where it ends.
 
     That is T's scale `[Hq]` float32, the tile scheduler's counter, and the logsumexp `[B, Hq, M]` float32 of a call
@@ -254,9 +254,9 @@ class ScratchLayout(NamedTuple):
     end: int
 
 
-def scratch_layout(constants: ForwardConstants, heads: int, batch_rows: int) -> ScratchLayout:
+def scratch_layout(constants: HopperForwardConstants, heads: int, batch_rows: int) -> ForwardScratch:
     """The scratch of a call."""
     weight_scale = heads * constants.prepared.tap_bytes
     tile_counter = weight_scale + heads * 4
     logsumexp = tile_counter + 4
-    return ScratchLayout(weight_scale, tile_counter, logsumexp, logsumexp + heads * batch_rows * 4)
+    return ForwardScratch(weight_scale, tile_counter, logsumexp, logsumexp + heads * batch_rows * 4)

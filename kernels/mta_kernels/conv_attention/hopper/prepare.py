@@ -40,7 +40,7 @@ class PrepareConstants(BandedConstants):
 
 
 @dataclass(frozen=True)
-class TileConstants(BandedConstants):
+class HopperTileConstants(BandedConstants):
     """The constants that forward.cu and backward.cu share for a shape; the rest is theirs."""
 
     @property
@@ -71,7 +71,7 @@ class TileConstants(BandedConstants):
         return {**super().constants(), "WARPGROUPS": self.warpgroups, "STAGES": self.stages}
 
 
-class Preparation(ctypes.Structure):
+class HopperPreparation(ctypes.Structure):
     """`struct Preparation` of prepare.cu."""
 
     _fields_ = (
@@ -82,7 +82,7 @@ class Preparation(ctypes.Structure):
     )  # fmt: skip
 
 
-def prepare_launch(prepared: PrepareConstants, preparation: Preparation, device: int) -> driver.Launch:
+def prepare_launch(prepared: PrepareConstants, preparation: HopperPreparation, device: int) -> driver.Launch:
     """That of prepare.cu; for the backward if `preparation.grad_out` is there. Other addresses may be written later."""
     backward = preparation.grad_out.start is not None
     parts = 1 + 2 * NORM_PARTS if backward else 1

@@ -13,7 +13,7 @@ from torch import Tensor
 from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.triton.backward_scores import (
     ALIGNED,
-    Chunk,
+    BackwardChunk,
     aligned_keys,
     aligned_rows,
     loss_scale_of,
@@ -110,7 +110,14 @@ def _row_product_kernel(
 
 
 def add_transposed_product(
-    left: Tensor, right: Tensor, out: Tensor, loss_scale: Tensor, units: Tensor | None, chunk: Chunk, *, factor: float
+    left: Tensor,
+    right: Tensor,
+    out: Tensor,
+    loss_scale: Tensor,
+    units: Tensor | None,
+    chunk: BackwardChunk,
+    *,
+    factor: float,
 ) -> None:
     """`out[j] += factor * units / loss_scale * sum_i left[i, j] * right[first_row + i]`.
 
@@ -122,7 +129,7 @@ def add_transposed_product(
 
 
 def row_product(
-    left: Tensor, right: Tensor, loss_scale: Tensor, units: Tensor | None, chunk: Chunk, *, factor: float
+    left: Tensor, right: Tensor, loss_scale: Tensor, units: Tensor | None, chunk: BackwardChunk, *, factor: float
 ) -> Tensor:
     """`factor * units / loss_scale * sum_j left[i, j] * right[j]`: `[B*Hq, rows, columns]` float32.
 
@@ -137,7 +144,7 @@ def row_product(
 
 
 def _launch(
-    kernel: Any, left: Tensor, right: Tensor, out: Tensor, scales: Sequence[Tensor | None], chunk: Chunk,
+    kernel: Any, left: Tensor, right: Tensor, out: Tensor, scales: Sequence[Tensor | None], chunk: BackwardChunk,
     numbers: Sequence[int], *, factor: float, transposed: bool,
 ) -> None:  # fmt: skip
     """Launch the kernel of a product, of left as it is or `transposed`; `numbers` are those of the kernel's own."""

@@ -22,7 +22,7 @@ ALIGNED = 128
 
 
 @dataclass(frozen=True)
-class Chunk:
+class BackwardChunk:
     """Query rows `first_row` to before `first_row + rows`, and what limits the keys that they see.
 
     `query_rows` and `key_rows` are M and N of the whole; `keys` of the latter take part. `spans [2, N]` as in
@@ -48,7 +48,7 @@ class Chunk:
 
 def chunks(
     query_rows: int, key_rows: int, chunk_rows: int, causal: bool, spans: Tensor | None, signature: Hashable
-) -> list[Chunk]:
+) -> list[BackwardChunk]:
     """All rows, `chunk_rows` at a time; the kernels of this file take multiples of ALIGNED."""
     seen_by = None if spans is None else rows_that_see(spans, ALIGNED)
     result = []
@@ -56,7 +56,7 @@ def chunks(
         rows = min(chunk_rows, query_rows - first_row)
         keys = key_rows - query_rows + first_row + rows if causal else key_rows
         result.append(
-            Chunk(first_row, rows, query_rows, key_rows, keys, causal, spans, seen_by, (signature, first_row))
+            BackwardChunk(first_row, rows, query_rows, key_rows, keys, causal, spans, seen_by, (signature, first_row))
         )
     return result
 
@@ -283,7 +283,7 @@ class ValueGradientsConfig:
 
 
 def launch_probabilities(
-    prepared: Prepared, logsumexp: Tensor, p: Tensor, chunk: Chunk, config: ProbabilitiesConfig
+    prepared: Prepared, logsumexp: Tensor, p: Tensor, chunk: BackwardChunk, config: ProbabilitiesConfig
 ) -> None:
     """Fill `p [B*Hq, rows, keys]`."""
     queries, keys = prepared.queries, prepared.keys
@@ -306,7 +306,7 @@ def launch_probabilities(
 
 def launch_value_gradients(
     p: Tensor, dc: Tensor, values: Tensor, grad_rows: Tensor, delta: Tensor, loss_scale: Tensor, dv: Tensor,
-    chunk: Chunk, config: ValueGradientsConfig,
+    chunk: BackwardChunk, config: ValueGradientsConfig,
 ) -> None:  # fmt: skip
     """Fill `dc [B*Hq, rows, keys]`, and add to `dv [B*Hq, N, D]` float32 what the rows of the chunk contribute."""
     block_d = value_block(values)
@@ -328,7 +328,7 @@ def launch_value_gradients(
     )  # fmt: skip
 
 
-def summed_keys(chunk: Chunk) -> int:
+def summed_keys(chunk: BackwardChunk) -> int:
     """How many of the keys the chunks before this one have written sums for."""
     if chunk.first_row == 0:
         return 0
