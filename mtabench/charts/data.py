@@ -53,7 +53,7 @@ def read_cells(csv_paths: Iterable[str | Path]) -> pd.DataFrame:
             f"these results name {count} implementations, and charts hold at most {MOST_IMPLEMENTATIONS}; "
             "give fewer files"
         )
-    return cells
+    return cells.copy()  # in few blocks of memory, of which a chart makes hundreds of parts
 
 
 def _refuse_two_rows(cells: pd.DataFrame, paths: Sequence[Path]) -> None:

@@ -146,7 +146,7 @@ def has_values(shown: list[Panel]) -> bool:
 
 def times(cells: pd.DataFrame) -> Band:
     """Medians in ms with their 95 % intervals, NaN where a cell failed."""
-    timed = cells.where(cells["status"] == "ok")
+    timed = cells[["median_ms", "ci95_low_ms", "ci95_high_ms"]].where(cells["status"] == "ok")
     median = timed["median_ms"]
     low, high = (timed[name].fillna(median).to_numpy(float) for name in ("ci95_low_ms", "ci95_high_ms"))
     return Band(median.to_numpy(float), low, high, cells["unsettled"].to_numpy(bool))
