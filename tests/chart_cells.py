@@ -54,14 +54,24 @@ def write(path, cells):
     return path
 
 
+def charts_of(cells, kind):
+    """The charts of one kind that cells give, those of their first pass."""
+    of_pass = cells[cells["pass"] == cells["pass"].iloc[0]]
+    return list(filter(None, (KINDS[kind].chart(setting) for _, setting in settings(of_pass))))
+
+
 def figures(path, kind, theme=LIGHT):
-    """The figures of one kind that a file gives, those of its first pass."""
+    """The figures of the charts of one kind that a file gives."""
     cells = read_cells([path])
     look = Look(theme, styles_of(zip(cells["impl"], cells["op"] == "attention", strict=True)))
-    of_pass = cells[cells["pass"] == cells["pass"].iloc[0]]
-    charts = [KINDS[kind].chart(setting) for _, setting in settings(of_pass)]
     with applied(theme):
-        return [make_figure(chart, look) for chart in charts if chart]
+        return [make_figure(chart, look) for chart in charts_of(cells, kind)]
+
+
+def title_of(path, kind):
+    """The title of the one chart of this kind, which takes a part of the time of its figure."""
+    (chart,) = charts_of(read_cells([path]), kind)
+    return typed(chart.title)
 
 
 def figure(path, kind, theme=LIGHT):

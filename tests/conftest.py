@@ -28,6 +28,8 @@ if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_imported = 0  # modules whose objects are frozen
+
 # The same examples in every run, so that a change that did not break anything cannot fail the build.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
@@ -56,7 +58,20 @@ def idle_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # a sweep collects garbage for each cell: torch and all else that is imported now, it need not look at
+    freeze_modules()
+
+
+def pytest_runtest_logfinish() -> None:
+    freeze_modules()
+
+
+def freeze_modules() -> None:
+    """A sweep collects garbage for each shape: at torch and all else that was imported, it need not look."""
+    global _imported
+    if len(sys.modules) != _imported:
+        gc.collect()
+        gc.freeze()
+        _imported = len(sys.modules)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,10 +21,6 @@ def attention(q, k, v, *, causal, scale):
     return scores.softmax(-1) @ v.repeat_interleave(group, 1)
 
 
-def cached(q, k, v, *, causal, scale):
-    return kept.setdefault(q.data_ptr(), attention(q, k, v, causal=causal, scale=scale))
-
-
 def cached_by_version(q, k, v, *, causal, scale):
     key = tuple((x.data_ptr(), x._version) for x in (q, k, v))
     return kept.setdefault(key, attention(q, k, v, causal=causal, scale=scale)).clone()
@@ -36,10 +32,6 @@ class Lazy(torch.Tensor):
 
 def lazy(q, k, v, *, causal, scale):
     return attention(q, k, v, causal=causal, scale=scale).as_subclass(Lazy)
-
-
-def writes_nothing(q, k, v, *, causal, scale):
-    return torch.empty_like(q)
 
 
 def changes_inputs(q, k, v, *, causal, scale):
@@ -78,10 +70,6 @@ def late(q, k, v, *, causal, scale):
 
     threading.Thread(target=write).start()
     return out
-
-
-def swaps_rows(q, k, v, *, causal, scale):
-    return attention(q, k, v, causal=causal, scale=scale).flip(2)
 
 
 def raises(q, k, v, *, causal, scale):

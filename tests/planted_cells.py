@@ -1,4 +1,4 @@
-"""Implementations that crash, exit, hang, raise or are wrong, and a `twin` of eager, for isolated cells.
+"""Implementations that crash, hang or are wrong, and a `twin` of eager, for isolated cells.
 
 A test that puts `measure_group` in the place of the real one has them registered in the processes of its cells.
 """
@@ -20,21 +20,13 @@ def crash():
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def leave():
-    os._exit(7)
-
-
 def hang():
     time.sleep(1000)
 
 
-def fail():
-    raise RuntimeError("planted")
-
-
 def build(case, inputs):
     closure = registry.find("eager").build(case, inputs)
-    planted = {"crashes": crash, "leaves": leave, "hangs": hang, "fails": fail, "wrong": lambda: closure() * 2}
+    planted = {"crashes": crash, "hangs": hang, "wrong": lambda: closure() * 2}
     return planted.get(case.impl, closure)
 
 
@@ -51,7 +43,7 @@ def changed(name, **fields):
 def implementations():
     """The registry's, and the planted ones."""
     eager = registry.find("eager")
-    names = ("crashes", "leaves", "hangs", "fails", "wrong", "twin")
+    names = ("crashes", "hangs", "wrong", "twin")
     return (*registry.IMPLEMENTATIONS, *(replace(eager, name=name, build=build) for name in names))
 
 

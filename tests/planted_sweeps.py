@@ -1,8 +1,10 @@
 """Sweeps in this process with planted implementations, for their tests."""
 
 from mtabench import registry
+from mtabench.environment import describe
 from mtabench.implementations import Implementation
 from mtabench.measuring.ceilings import Ceilings
+from mtabench.measuring.kept_ceilings import keep_ceilings
 from mtabench.measuring.timing import Settings
 from mtabench.prediction import plans
 from mtabench.results.results_file import read_results
@@ -10,6 +12,7 @@ from mtabench.results.writer import Writer
 from mtabench.sweeps import sweep
 from mtabench.sweeps.plan import Options, make_plan
 
+MADE_UP = Ceilings(10.0, 0.1, 12.0)
 QUICK = Settings(min_rounds=2, max_rounds=2, samples_per_round=3)
 TIME_COLUMNS = [
     "rounds", "samples", "median_ms", "p10_ms", "p90_ms", "ci95_low_ms", "ci95_high_ms", "speedup",
@@ -32,8 +35,13 @@ def without_warm_up(monkeypatch):
     """Little time is spent on warming up, none on the device's ceilings; gives the function that does measure them."""
     monkeypatch.setattr(sweep.timing, "WARM_UP_SECONDS", 0.05)
     measure = sweep.measure_ceilings
-    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1, 12.0))
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: MADE_UP)
     return measure
+
+
+def made_up_ceilings(folder):
+    """Sweeps of other processes that write into this folder measure none."""
+    keep_ceilings(folder / "ceilings.json", describe("cpu"), {"fp32": MADE_UP})
 
 
 def make_plant(monkeypatch):

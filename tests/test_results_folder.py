@@ -6,10 +6,9 @@ import runpy
 import zipfile
 from pathlib import Path
 
-import matplotlib
 import pytest
 
-from mtabench.charts import draw, stamp
+from mtabench.charts import stamp
 from mtabench.results.results_file import find_samples
 from mtabench.results.runs import read_run
 
@@ -60,20 +59,6 @@ def test_no_chart_is_older_than_its_file(chart):
     """A chart carries a stamp of the file that it was drawn from: the one with the longest name that begins its own."""
     name = max((path.stem for path in MAIN.glob("*.csv") if chart.stem.startswith(path.stem)), key=len)
     assert stamp([MAIN / f"{name}.csv"]).encode() in chart.read_bytes(), "run python scripts/draw_results.py"
-
-
-def test_the_first_chart_of_the_readme_is_drawn_for_light_and_dark_pages_from_one_file(tmp_path):
-    """Both are as the code draws them now, where matplotlib is the version that drew them."""
-    light, dark = (MAIN / f"fwd-overhead{end}.svg" for end in ("", "-dark"))
-    text = (RESULTS.parent / "README.md").read_text()
-    first = re.search(r"<picture>.*?</picture>|!\[", text, re.DOTALL)[0]
-    assert f'media="(prefers-color-scheme: dark)" srcset="{dark.relative_to(RESULTS.parent)}"' in first
-    assert f'<img src="{light.relative_to(RESULTS.parent)}"' in first
-    committed = [path.read_bytes() for path in (light, dark)]
-    if f"Matplotlib v{matplotlib.__version__},".encode() not in committed[0]:
-        pytest.skip("the charts were drawn by another version of matplotlib")
-    drawn = draw([MAIN / "fwd.csv"], tmp_path, ["overhead"], ["light", "dark"], ["svg"])
-    assert [path.read_bytes() for path in drawn] == committed, "run python scripts/draw_results.py"
 
 
 @pytest.mark.parametrize("gpu", ["nvidia-h100", "nvidia-h200"])

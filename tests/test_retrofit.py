@@ -91,22 +91,6 @@ def save_checkpoint(folder):
     LlamaForCausalLM(LlamaConfig(vocab_size=27, num_hidden_layers=4, **sizes)).half().save_pretrained(folder)
 
 
-def test_a_training_that_is_stopped_leaves_what_it_had(command, task, monkeypatch, tmp_path):
-    whole = sys.modules["retrofit"].run_seed
-
-    def stopped(setting, *rest):
-        for number, row in enumerate(whole(setting, *rest)):
-            if (setting.seed, number) == (1, 2):
-                raise KeyboardInterrupt
-            yield row
-
-    monkeypatch.setattr(sys.modules["retrofit"], "run_seed", stopped)
-    path = tmp_path / "x.csv"
-    with pytest.raises(KeyboardInterrupt):
-        command(*TINY, "--seeds", 2, "--out", path)
-    assert list(pd.read_csv(path)["seed"]) == [0] * 11 + [1] * 2
-
-
 def test_a_checkpoint_is_trained_on_with_its_own_tokens(command, task, tmp_path):
     save_checkpoint(tmp_path / "tiny")
     assert task.tokens_of(tmp_path / "tiny", b"abcz").tolist() == [1, 2, 3, 26]
@@ -134,13 +118,6 @@ def test_the_example_of_the_page_keeps_the_loss_and_learns_at_two_rates(tmp_path
     assert len(others["params"]) == len(list(loaded.parameters()))
 
 
-@pytest.mark.parametrize(("every", "layers"), [(4, [2, 6, 10]), (2, [1, 3, 5, 7, 9, 11]), (1, list(range(12)))])
-def test_of_every_few_layers_one_is_changed(task, every, layers):
-    setting = task.Setting(0, "small", "conv", every, 12, 16, 2, 12, 2, 0, 1, 1e-3)
-    model = task.retrofit(task.make_model(setting), setting)
-    assert [i for i, layer in enumerate(model.model.layers) if hasattr(layer.self_attn, "mta")] == layers
-
-
 def test_no_step_sees_a_piece_that_is_held_out(task):
     to_train, held_out = task.split(torch.arange(10000), 9)
     assert task.HELD_OUT - 4 < len(held_out) <= task.HELD_OUT
@@ -165,20 +142,6 @@ def test_no_step_sees_a_piece_that_is_held_out(task):
 )
 def test_bad_input_is_one_sentence(command, tmp_path_factory, words, sentence):
     assert_refused(command, tmp_path_factory.mktemp("out"), (*TINY, *words), sentence)
-
-
-def test_without_transformers_it_says_what_to_install(command, monkeypatch):
-    monkeypatch.setattr(sys.modules["retrofit"], "find_spec", lambda name: None)
-    code, out, error = command(*TINY)
-    assert (code, out) == (2, "")
-    assert error.endswith("retrofit.py: error: transformers is not installed; pip install '.[transformers]'\n")
-
-
-def test_options_of_the_small_model_are_not_those_of_a_checkpoint(command, tmp_path):
-    save_checkpoint(tmp_path / "tiny")
-    code, _, error = command(*TINY, "--model", tmp_path / "tiny")
-    assert code == 2
-    assert "--pretrain-steps is of the small model; leave it out, or --model" in error.splitlines()[-1]
 
 
 def test_results_that_are_there_stay(command, tmp_path):

@@ -108,12 +108,6 @@ def test_only_what_keeps_its_promises_is_tagged(tmp_path, change, words, code, m
     assert tagged == ("v0.1.0\n" if code == 0 and "--dry-run" not in words else before)
 
 
-def test_unknown_argument_of_quickstart_is_wrong_usage():
-    result = run(ROOT / "scripts/quickstart", "--nothing-such")
-    assert result.returncode == 2
-    assert result.stderr.startswith("usage:")
-
-
 def test_a_python_that_will_not_do_is_named(tmp_path):
     """In a copy without .venv, a PYTHON that is too old makes nothing, and the message says what to do."""
     (tmp_path / "scripts").mkdir()
@@ -178,10 +172,6 @@ def test_the_pytorch_that_setup_takes_from_the_machine_is_one_that_the_project_t
     assert f"version < ({major}, {minor})" in (ROOT / "scripts/setup.sh").read_text()
 
 
-def test_ci_runs_the_tests():
-    assert "./scripts/test" in (ROOT / ".ci/run").read_text()
-
-
 def test_each_fault_that_is_planted_has_one_place():
     places = {(x.file, x.name): (ROOT / "kernels/mta_kernels" / x.file).read_text().count(x.line) for x in FAULTS}
     assert {name: count for name, count in places.items() if count != 1} == {}
@@ -220,7 +210,8 @@ def test_documents_and_scripts_use_options_that_exist():
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/model.md"])
-def test_the_example_of_a_model_runs_and_decodes_the_last_row(page):
+@pytest.mark.usefixtures("without_interpreter")
+def test_the_example_of_a_model_runs_and_decodes_the_last_row(page, capsys):
     code = re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)[0]
     for there, here in (("cuda", "cpu"), ("bfloat16", "float32"), ("1024", "24")):
         assert there in code
@@ -228,10 +219,8 @@ def test_the_example_of_a_model_runs_and_decodes_the_last_row(page):
     code += "\nassert out.shape == (2, 16, 24, 64)\n"
     if page == "docs/model.md":
         code += "torch.testing.assert_close(token, out[:, :, -1:])\n"
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = run(sys.executable, "-c", code, env=environment | {"PYTHONPATH": str(ROOT / "kernels")})
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("reference: ")
+    exec(code, {})
+    assert capsys.readouterr().out.startswith("reference: ")
 
 
 @pytest.mark.usefixtures("without_interpreter")
@@ -241,9 +230,8 @@ def test_the_readme_trains_a_hugging_face_model_in_ten_lines():
     assert len(list(filter(None, code.splitlines()))) <= 10
     assert "pip install '.[transformers]'" in PAGES["README.md"]
     code = code.replace("cuda", "cpu").replace("(4, 128)", "(2, 16)")
-    code = f"{code}\nassert all((x.grad != 0).any() for name, x in model.named_parameters() if '.mta.' in name)\n"
-    done = run(sys.executable, "-c", code, env=os.environ | {"PYTHONPATH": str(ROOT / "kernels")}, timeout=240)
-    assert done.returncode == 0, done.stderr
+    exec(code, names := {})
+    assert all((x.grad != 0).any() for name, x in names["model"].named_parameters() if ".mta." in name)
 
 
 def test_the_page_of_results_names_every_status():

@@ -1,7 +1,6 @@
 """scripts/train_text.py: its text, its layers, equal curves of equal kernels, its table and its chart."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -58,22 +57,6 @@ def largest_difference(path):
     return float((losses["triton"] - losses["reference"]).abs().max()), rows
 
 
-def test_the_text_is_that_of_the_checkout_and_batches_follow_their_seed(text):
-    read = text.read_text(ROOT)
-    assert read.dtype == torch.uint8
-    assert len(read) > 2**20
-    assert (ROOT / "docs/model.md").read_bytes() in read.numpy().tobytes()
-    setting = text.Setting(1, 30, 2, 1, 32, 2, 1, 1e-3)
-    first, again = (text.draw_batches(read, setting) for _ in range(2))
-    other = text.draw_batches(read, replace(setting, seed=2))
-    drawn = next(first)
-    assert drawn.shape == (2, 31)
-    assert torch.equal(drawn, next(again))
-    assert not torch.equal(drawn, next(other))
-    assert not torch.equal(drawn, next(first))
-    assert all(bytes(row.tolist()) in read.numpy().tobytes() for row in drawn)
-
-
 @pytest.mark.usefixtures("fixed_text")
 def test_equal_kernels_give_equal_curves(command, stand_in, text, tmp_path):
     stand_in()
@@ -113,11 +96,6 @@ def test_the_kernels_of_a_gpu_give_the_curve_of_eager(command, tmp_path):
     assert set(rows["dtype"]) == {"bfloat16"}
     eager = rows[rows["backend"] == "reference"]["loss"]
     assert eager.iloc[-1] < eager.iloc[0] - 0.5
-
-
-def test_the_sentence_of_the_chart(text):
-    losses = pd.DataFrame({"reference": [3.0] * 10 + [2.0] * 10, "triton": [3.0] * 10 + [2.25] * 10})
-    assert text.finding(losses) == "Loss of the last 2 steps: 2.000 eager; 2.250 fused, by Triton"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The toy task: sequences checked in plain Python, the model, its step, a short run by the command line, bad input."""
 
 import sys
-from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -9,7 +8,7 @@ import torch
 from training_scripts import command_line, names_of, without_interpreter  # noqa: F401
 
 MODULES = ("toy_task.sequences", "toy_task.model", "toy_task.training", "toy_task.chart", "train_toy")
-TINY = ("--device", "cpu", "--blocks", "2", "--batch", "16", "--seeds", "2")
+TINY = ("--device", "cpu", "--blocks", "2", "--batch", "16", "--seeds", "1")
 
 
 @pytest.fixture(scope="module")
@@ -43,41 +42,10 @@ def test_one_block_alone_answers_the_query(toy, variant, blocks):
     assert len(places) == blocks
 
 
-def test_sequences_follow_their_seed(toy):
-    first, again, other = (toy.draw_sequences(20, 4, "all", torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
 @pytest.fixture
 def setting(toy):
     """Makes a setting of three blocks."""
     return lambda attention="conv", seed=3: toy.Setting(attention, seed, "all", **toy.SIZES["cpu"] | {"blocks": 3})
-
-
-def test_batches_are_fresh(toy, setting):
-    batches = toy.draw_batches(setting(), torch.Generator().manual_seed(1))
-    drawn = [next(batches) for _ in range(toy.DRAWN + 2)]
-    assert {batch.shape for batch in drawn} == {(setting().batch, setting().length)}
-    assert len({tuple(batch.flatten().tolist()) for batch in drawn}) == len(drawn)
-
-
-def test_rotary_scores_depend_on_the_distance_alone(toy):
-    turns = toy.turns_of_pairs(300, 16)
-    q, k = (toy.rotate(torch.randn(16).expand(300, 16), turns) for _ in range(2))
-    scores = q @ k.T
-    for distance in (0, 1, 17, 250):
-        along = scores.diagonal(-distance)
-        torch.testing.assert_close(along, along[:1].expand_as(along), atol=1e-3, rtol=0)
-    assert scores.diagonal(-1)[0] != scores.diagonal(-2)[0]
-    torch.testing.assert_close(q.norm(dim=1), q[:1].norm().expand(300))
-
-
-def test_the_last_layer_computes_what_is_wanted_alone(toy, setting):
-    torch.manual_seed(1)
-    layer, x = toy.Layer(setting()), torch.randn(2, 20, setting().width)
-    turns = toy.turns_of_pairs(20, setting().width // setting().heads)
-    torch.testing.assert_close(layer(x, turns, 5), layer(x, turns, 20)[:, -5:])
 
 
 def test_rivals_differ_in_their_own_weights_alone_and_convolutions_start_as_the_identity(toy, setting):
@@ -101,25 +69,6 @@ def test_rivals_differ_in_their_own_weights_alone_and_convolutions_start_as_the_
 
 def weights(trainer):
     return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
-
-
-@pytest.mark.parametrize("attention", ["conv", "plain", "mta"])
-def test_steps_at_rate_zero_leave_nothing_once_forgotten(toy, setting, attention):
-    """What a step does before it is captured."""
-    warm, fresh = (toy.Trainer(replace(setting(attention), batch=8), "cpu") for _ in range(2))
-    batch = next(toy.draw_batches(setting(), torch.Generator().manual_seed(1)))[:8]
-    for _ in range(3):
-        warm.step(batch, 0.0)
-    assert torch.equal(weights(warm), weights(fresh))
-    warm.forget()
-    for trainer in (warm, fresh):
-        trainer.step(batch, 1e-3)
-    assert torch.equal(weights(warm), weights(fresh))
-    assert float(warm.loss) == float(fresh.loss) > 0
-    torch.manual_seed(3)
-    before = torch.cat([weight.detach().flatten() for weight in toy.Transformer(setting(attention)).parameters()])
-    moved = (weights(fresh) - before).abs()
-    assert moved.max() <= (1 if attention == "plain" else toy.CONV_RATE) * 1.001e-3  # Adam's first step
 
 
 @pytest.mark.gpu
@@ -148,7 +97,7 @@ def test_a_run_writes_rows_and_a_chart_and_the_loss_falls(toy, command, tmp_path
     assert code == 0
     rows = pd.read_csv(tmp_path / "here" / "toy-all.csv")
     assert tuple(rows.columns) == toy.COLUMNS
-    assert len(rows) == 2 * 2 * 25
+    assert len(rows) == 2 * 25
     assert not rows.drop(columns=["git_sha", "git_dirty", "triton"]).isna().any().any()
     assert rows["error_rate"].between(0, 1).all()
     assert (rows["tokens"] == rows["step"] * 16 * (2 * 6 + 2 + 5)).all()
@@ -182,13 +131,3 @@ def test_bad_input_is_one_sentence_and_touches_nothing(command, tmp_path, words,
     assert error.count("\n") == 1
     assert sentence in error
     assert not list(tmp_path.iterdir())
-
-
-def test_results_that_are_there_stay(command, tmp_path):
-    path = tmp_path / "toy-last.csv"
-    path.write_text("mine")
-    code, _, error = command(*TINY, "--variant", "last", "-o", tmp_path)
-    assert code == 2
-    assert "exists; give another folder with --output" in error
-    assert path.read_text() == "mine"
-    assert command(*TINY, "-o", path)[0] == 2  # a file is no folder

@@ -74,7 +74,7 @@ def points(page, chart="time"):
     )
 
 
-def test_charts_draw_every_timed_cell(opened, screenshot):
+def test_charts_draw_every_timed_cell(opened):
     page = opened("h200")
     assert page.title() == "fwd-23aa81e671e0 on NVIDIA H200"
     assert points(page) == [30, 30]
@@ -82,7 +82,6 @@ def test_charts_draw_every_timed_cell(opened, screenshot):
     box = page.locator("#time .chart svg").first.bounding_box()
     assert box["width"] > 400
     assert box["height"] > 200
-    screenshot("report-light")
 
 
 def test_three_large_figures_and_three_charts_stand_before_the_tables(opened):
@@ -108,13 +107,12 @@ def rgb(colour):
     return f"rgb({', '.join(str(part) for part in bytes.fromhex(colour[1:]))})"
 
 
-def test_times_that_did_not_settle_are_hollow_and_marked(opened, screenshot):
+def test_times_that_did_not_settle_are_hollow_and_marked(opened):
     page = opened("h200")
     assert sum(text.startswith("~") for text in values(page, "median ms")) == 7
     fills = page.locator("#time [data-row]").evaluate_all("all => all.map(one => getComputedStyle(one).fill)")
     assert fills.count(rgb(PAGE["paper"].light)) == 7
     page.locator("#cells p", has_text="median: ~ did not settle: the 95 % interval is wider").wait_for()
-    screenshot("report-unsettled")
 
 
 def test_a_choice_filters_tables_and_charts(opened):
@@ -147,14 +145,13 @@ def test_headers_sort_both_ways_and_keep_empty_cells_last(opened):
     assert page.locator("#cells [aria-sort]").count() == 1
 
 
-def test_failures_are_words_and_a_list_and_no_mark_in_a_chart(opened, screenshot):
+def test_failures_are_words_and_a_list_and_no_mark_in_a_chart(opened):
     page = opened("mixed")
     words = page.locator("#time .caption").first.inner_text()
     assert "no valid time: eager at 4k (out of memory); compile everywhere (error)" in words
     assert points(page) == [8, 8]  # the times alone
     page.get_by_role("button", name="Details of compile").first.click()
     assert "RuntimeError: broke" in page.locator("#cells tr.detail").inner_text()
-    screenshot("report-failures")
 
 
 def test_details_show_the_row_and_a_command_to_copy(opened):
@@ -170,7 +167,7 @@ def test_details_show_the_row_and_a_command_to_copy(opened):
     assert page.evaluate("navigator.clipboard.readText()") == command
 
 
-def test_hostile_texts_stay_text(opened, screenshot):
+def test_hostile_texts_stay_text(opened):
     page = opened("hostile")
     for button in page.get_by_role("button", name="Details").all()[:3]:
         button.click()
@@ -181,7 +178,6 @@ def test_hostile_texts_stay_text(opened, screenshot):
     assert page.title().startswith("hostile")
     assert page.get_by_role("button", name="Copy").count() == 0  # no command of this file is one of ours
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    screenshot("report-hostile")
 
 
 def test_everything_can_be_done_with_the_keyboard(opened):

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 from command_line import make_runner
 from paired_runs import Processes
+from planted_sweeps import without_warm_up
 from written_runs import write_pair
 
 from mtabench.comparing import pairs
@@ -24,7 +25,11 @@ def processes(monkeypatch):
 
 @pytest.fixture
 def mtabench(monkeypatch, capsys, tmp_path):
-    """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
+    """Runs the command line in an empty folder; gives the exit code, standard output and standard error.
+
+    Sweeps warm up for a moment, and measure no ceilings.
+    """
+    without_warm_up(monkeypatch)
     return make_runner(monkeypatch, capsys, tmp_path)
 
 

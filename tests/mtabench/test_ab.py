@@ -1,10 +1,6 @@
 """Two revisions measured in pairs of processes: turns, revisions, verdicts, and what is kept when it goes wrong."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +11,6 @@ from written_runs import case
 from mtabench.commands import ab
 from mtabench.results.runs import read_run
 
-ROOT = Path(__file__).parents[2]
 SWEEP = ("fwd", "--impl", "eager", "--seq", "64,128", "--head-dim", "16", "--heads", "2", "--device", "cpu")
 CELLS = case(64), case(128)
 
@@ -205,56 +200,3 @@ def test_a_dry_run_touches_nothing(mtabench, processes, repository):
         mtabench("ab", "--base", "HEAD~1", *SWEEP, "--dry-run", "--out", "/proc/nowhere/out"), "/proc takes no file"
     )
     assert git(repository, "status", "--porcelain") == ""
-
-
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    """A repository with this project's code, and after it the same with a sleep in eager."""
-    folder = tmp_path_factory.mktemp("checkout") / "repository"
-    for name in ("mtabench", "kernels"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", ".gitignore"):
-        shutil.copy(ROOT / name, folder)
-    git(folder, "init", "--quiet")
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message", "as it is")
-    with (folder / "mtabench/implementations/eager.py").open("a") as file:
-        file.write(
-            "\n\nimport time\nfrom dataclasses import replace\n\n\n"
-            "def slow(case, inputs):\n"
-            "    closure = conv_attention_by('reference', case, inputs)\n"
-            "    return lambda: (time.sleep(0.1), closure())[1]\n\n\n"
-            "ENTRIES = (replace(ENTRIES[0], build=slow),)\n"
-        )
-    git(folder, "commit", "--quiet", "--all", "--message", "a planted sleep")
-    return folder
-
-
-def run_ab(folder, tmp_path, *words):
-    tiny = "fwd --impl eager --seq 32 --head-dim 16 --heads 2 --conv 3x3 --device cpu --rounds 2 --time-limit 1"
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    paths = os.pathsep.join([str(folder), str(folder / "kernels")])
-    environment = os.environ | {"PYTHONPATH": paths, "TMPDIR": str(scratch), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "mtabench", "ab", *words, *tiny.split(), "--threshold=50%", f"--out={tmp_path / 'out'}"],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert list(scratch.glob("mtabench-*")) == []
-    assert len(git(folder, "worktree", "list").splitlines()) == 1
-    assert git(folder, "status", "--porcelain") == ""
-    return done
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_planted_sleep_is_found_by_real_processes(checkout, tmp_path):
-    done = run_ab(checkout, tmp_path, "--base", "HEAD~1", "--pairs", "3")
-    assert done.returncode == 1, done
-    assert "fwd eager fp32 batch 1 heads 2 seq 32" in next(x for x in done.stdout.splitlines() if "slower" in x)
-    for name, revision in (("base", "HEAD~1"), ("head", "HEAD")):
-        run = read_run(tmp_path / f"out/{name}.csv")
-        assert run.values("git_sha") == {git(checkout, "rev-parse", "--short=12", revision)}
-        assert run.values("git_dirty") == {"false"}
-    (cell,) = run.cells.values()
-    assert cell.row["median_ms"] > 100

@@ -54,11 +54,8 @@ def test_options_that_cannot_be_had(mtabench, tmp_path, words, said):
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("tcp://192.168.7.7:8786", "plain tcp:// is for this machine only"),
         ("tcp://node01:8786", "plain tcp:// is for this machine only"),
         ("ws://127.0.0.1:8786", "is no address"),
-        ("127.0.0.1:8786", "is no address"),
-        ("tls://node01", "is no address"),
         ("tls://node01:x", "is no address"),
         ("tls://node01:8786", "needs distributed.comm.tls.ca-file in Dask's configuration"),
     ],
@@ -129,18 +126,6 @@ def test_a_dry_run_starts_nothing_and_says_who_would_measure(mtabench, tmp_path)
     assert "workers: 1 on NVIDIA H200" in out
     assert "device    cuda" in out
     assert contents(tmp_path) == {}
-
-
-def test_several_workers_take_less_time_by_the_guess(mtabench):
-    words = ("fwd", "--device", "cpu", "--seq", "1k..4k:+128", "--impl", "eager", "--dry-run")
-    guesses = []
-    for count in ("1", "2"):
-        code, out, _ = mtabench(*words, "--workers", count)
-        assert code == 0
-        guesses.append(out.partition(" about ")[2].partition(" (a guess)")[0])
-    number, unit = guesses[0].split()
-    assert guesses[1].split()[1] == unit
-    assert 0.45 * int(number) <= int(guesses[1].split()[0]) <= 0.65 * int(number)
 
 
 def test_only_what_is_the_same_may_measure():

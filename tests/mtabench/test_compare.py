@@ -148,13 +148,6 @@ def test_the_threshold_is_the_change_that_counts(mtabench, pair):
     assert parse_threshold("0.5%") == pytest.approx(0.005)
 
 
-def test_other_versions_are_noted(mtabench, pair):
-    pair(torch="2.14.0")
-    code, out, _ = mtabench("compare", "base.csv", "head.csv")
-    assert code == 0
-    assert "torch differs, 2.13.0 and 2.14.0: it may be what changed the times" in out
-
-
 def test_decode_files_from_before_splits_could_be_swept(tmp_path):
     """Their rows and their samples leave the splits of `triton` empty; a row read now has auto."""
     old = case(64, "triton", pass_="decode", splits=None)

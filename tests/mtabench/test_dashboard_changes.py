@@ -46,15 +46,15 @@ def shares(histories):
 @pytest.mark.parametrize(
     ("simulate", "count", "least"),
     [
-        (lambda g, runs: noise(g, runs, 0.01), 200, 0.5),
-        (lambda g, runs: noise(g, runs, 0.02, heavy=True), 200, 0.5),
+        (lambda g, runs: noise(g, runs, 0.01), 100, 0.5),
+        (lambda g, runs: noise(g, runs, 0.02, heavy=True), 100, 0.5),
         (lambda g, runs: noise(g, runs, 0.02, 0.8), 100, 5),
         (lambda g, runs: walk(g, runs, 0.003), 50, 4),
         (lambda g, runs: walk(g, runs, 0.01), 100, 6),
     ],
 )
 def test_false_alarms(simulate, count, least):
-    """At most one history of pure noise in 200 has a sure change. What a test of a level alone found was 60 %."""
+    """No history of pure noise in 100 has a sure change. What a test of a level alone found was 60 %."""
     found_by_length = [shares(kinds_found(lambda g, runs=runs: simulate(g, runs), count)) for runs in LENGTHS]
     assert max(sure for sure, _ in found_by_length) <= least
     assert max(others for _, others in found_by_length) <= 7
@@ -97,15 +97,6 @@ def test_two_steps_are_both_dated():
         return [one.bad for one in changes] == [80, 140] and changes[0].change > 0 > changes[1].change
 
     assert np.mean([holds(changes) for changes in kinds_found(simulate, 50, 5)]) >= 0.85
-
-
-def test_the_size_of_a_step_is_that_between_the_levels():
-    generator = np.random.default_rng(6)
-    logs = np.log(2.0) + noise(generator, 40, 0.003) + FIVE_PERCENT * (np.arange(40) >= 25)
-    (change,) = found(logs)
-    assert (change.good, change.bad, change.evidence) == (24, 25, "step")
-    assert change.change == pytest.approx(0.05, abs=0.004)
-    assert (change.before_ms, change.after_ms) == pytest.approx((2.0, 2.1), rel=0.003)
 
 
 def test_a_step_below_the_threshold_does_not_count():

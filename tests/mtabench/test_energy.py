@@ -85,12 +85,13 @@ def test_a_decode_step_is_a_part_of_a_replay(sensor, monkeypatch):
 
 
 def test_nvml_counts_millijoules_where_it_counts_at_all(monkeypatch):
+    reasons = [0x00]
     nvml = SimpleNamespace(
         NVML_CLOCK_SM=1,
         nvmlInit=lambda: None,
         nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
         nvmlDeviceGetClockInfo=lambda handle, kind: 1980,
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: reasons[-1],
         nvmlDeviceGetTotalEnergyConsumption=lambda handle: 12_500,
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
@@ -104,7 +105,9 @@ def test_nvml_counts_millijoules_where_it_counts_at_all(monkeypatch):
     nvml.nvmlDeviceGetTotalEnergyConsumption = unsupported
     found = environment.GpuSensor()
     assert found.energy_j() is None
-    assert found.read() == (1980.0, False)
+    for reason, throttled in ((0x00, False), (0x04, False), (0x08, True), (0x40, True)):  # a power cap is none, heat is
+        reasons.append(reason)
+        assert found.read() == (1980.0, throttled)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert environment.GpuSensor().energy_j() is None
 

@@ -1,4 +1,4 @@
-"""What a person is told before anything runs: help, completion, and errors that name the help that helps."""
+"""What a person is told before anything runs: help, completion, errors that name the help; and what is loaded."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from command_line import refused
 from rich.console import Console
 from typer.main import get_command
 
-from mtabench import exit_handling, options, registry
+from mtabench import environment, exit_handling
 from mtabench.cli import app
 from mtabench.commands.sweep import _draw_at_end
 from mtabench.help import WIDTH
@@ -58,20 +58,6 @@ def test_help_of_an_option_names_only_options_of_its_command():
             assert set(re.findall("--[a-z][a-z-]*", text)) <= names, (path, param.name)
 
 
-def headings(text):
-    return [line for line in text.splitlines() if re.fullmatch(r"\S.*:", line)]
-
-
-def test_options_come_in_groups_what_people_need_first(mtabench):
-    _, out, _ = mtabench("fwd", "--help")
-    assert headings(out) == [f"{panel}:" for panel in options.PANELS[:5]] + ["Options:"]
-    names = ("seq", "out", "mix", "timer", "gpus", "device")
-    places = [re.search(rf"^  (-o, )?--{name} ", out, re.MULTILINE).start() for name in names]
-    assert places == sorted(places)
-    _, out, _ = mtabench()
-    assert headings(out) == ["Options:", *(f"{name}:" for name in options.COMMANDS)]
-
-
 @pytest.mark.parametrize("pass_", KERNEL_PASSES)
 def test_help_has_the_defaults(mtabench, pass_):
     _, out, _ = mtabench(pass_, "--help")
@@ -83,15 +69,6 @@ def test_help_has_the_defaults(mtabench, pass_):
     for value in (usual.max_rounds, usual.time_limit_s, CELL_TIMEOUT_S):
         assert f"; {value:g} if not given." in text
     assert "[default: cold]" in text
-
-
-@pytest.mark.parametrize(
-    "path", [path for path, command in COMMANDS if "--out" in str([p.opts for p in command.params])]
-)
-def test_out_is_o_everywhere(path):
-    command = dict(COMMANDS)[path]
-    (out,) = (param for param in command.params if "--out" in param.opts)
-    assert "-o" in out.opts
 
 
 @pytest.mark.parametrize(
@@ -144,24 +121,6 @@ def test_the_shell_completes_commands_options_and_names(mtabench):
     assert completed(["mtabench", "fwd", "--impl", "eager,sdpa-m"]) == ["eager,sdpa-math"]
 
 
-@pytest.mark.parametrize(
-    ("name", "typed", "offered"),
-    [
-        ("impl", "", [*registry.names(), *registry.GROUPS]),
-        ("dtype", "fp16,b", ["fp16,bf16"]),
-        ("timer", "e", ["events"]),
-        ("preset", "mta-1", ["mta-1b"]),
-        ("mix", "", ["heads", "none"]),
-        ("norm", "rms,d", ["rms,depth2"]),
-        ("gate", "", ["none", "one", "full"]),
-    ],
-)
-def test_names_are_completed(name, typed, offered):
-    command = get_command(app).commands["fwd"]
-    (param,) = (param for param in command.params if param.name == name)
-    assert [item.value for item in param.shell_complete(None, typed)] == offered
-
-
 def test_a_slip_is_refused_before_torch_is_imported():
     commands = [
         "verify --impl tritn", "verify --head-dim 1000", "memory --seq x", "roofline no.csv",
@@ -184,15 +143,6 @@ def test_lists_of_an_option_that_is_given_several_times_all_count():
     typed = command.make_context("fwd", words.split()).params
     assert (typed["impl"], typed["seq"]) == ("eager,./a.py:f,triton", "1k,2k")
     assert (str(typed["out"]), typed["target"]) == ("b.csv", "2%")
-
-
-def test_every_option_of_lists_is_joined():
-    """An option whose help says that it takes several is one of them."""
-    for _, command in COMMANDS:
-        for param in command.params:
-            text = getattr(param, "help", None) or ""
-            if re.match(r"One or more|Sequence lengths|Numbers of|Batch sizes|Head dims|Implementations", text):
-                assert param.name in command.callback.lists, param.opts
 
 
 def test_what_a_notebook_or_a_container_lacks_stops_nothing(monkeypatch):
@@ -222,3 +172,36 @@ def test_charts_that_fail_are_said_and_spoil_nothing(monkeypatch):
     console = Console(record=True, width=80)
     _draw_at_end(console, Path("a.csv"))
     assert "no charts: ValueError: no such backend" in console.export_text()
+
+
+HEAVY = ("torch", "triton", "numpy", "scipy", "pandas", "matplotlib", "rich")
+PROGRAM = f"""
+import sys
+from mtabench.cli import main
+try:
+    main()
+finally:
+    print("HEAVY", *sorted(set(sys.modules) & {set(HEAVY)!r}), file=sys.stderr)
+"""
+
+
+def heavy_modules(words, **variables):
+    """The heavy modules that `mtabench WORDS` loads in a process of its own, and what it prints."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": paths, **variables},
+    )  # fmt: skip
+    assert done.returncode in (0, 2), done.stderr
+    return done.stderr.splitlines()[-1].split()[1:], done.stdout
+
+
+@pytest.mark.parametrize("words", ["--help", "bwd --help", "results merge --help", "fwd --seq 4k..1k", "--version"])
+def test_help_and_slips_of_the_fingers_load_nothing_heavy(words):
+    assert heavy_modules(words.split())[0] == ["rich"] * ("--seq" in words)
+
+
+def test_torch_says_the_same_of_itself():
+    import torch
+
+    assert environment.torch_build() == (torch.__version__, torch.version.cuda or "")

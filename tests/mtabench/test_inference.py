@@ -1,12 +1,11 @@
 """Inference on log ratios: each part on its own, then false alarms and power on simulated noise."""
 
-import inspect
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import bootstrap, trim_mean, ttest_rel
-from simulated_noise import CELLS, PAIRS, ROUNDS, simulated_pairs, simulated_run, simulated_times, stops
+from simulated_noise import CELLS, ROUNDS, simulated_pairs, simulated_run, simulated_times, stops
 
 from mtabench.comparing.compare import LEVEL, judge
 from mtabench.comparing.inference import (
@@ -22,7 +21,7 @@ from mtabench.comparing.inference import (
     paired_ratios,
     pooled,
 )
-from mtabench.measuring.statistics import median_interval
+from mtabench.measuring.statistics import geometric_mean, median_interval, summarize
 
 THRESHOLD = 0.02  # the default of `mtabench compare`
 
@@ -50,15 +49,6 @@ def test_the_variance_is_that_of_scipys_bootstrap_over_rounds():
     found = by_rounds([[times.tolist()]])
     assert np.sqrt(found.variances[0] * 39 / 40) == pytest.approx(over_rounds.standard_error, rel=0.1)
     assert found.values[0] == pytest.approx(trim_mean(np.log(times).ravel(), 0.25))
-
-
-def test_one_disturbed_round_moves_neither_the_estimate_nor_its_variance_much():
-    calm, disturbed = noisy(), noisy()
-    disturbed[3] *= 1.5
-    found = by_rounds([[calm.tolist()], [disturbed.tolist()]])
-    assert found.values[1] == pytest.approx(found.values[0], abs=0.005)
-    assert found.variances[1] < 2 * found.variances[0]
-    assert np.log(disturbed).mean() > found.values[1] + 0.02  # the mean is moved
 
 
 def test_rounds_of_different_lengths_and_one_round():
@@ -144,8 +134,7 @@ def test_holm():
 def test_the_stop_of_the_simulation_is_no_later_than_the_real_one():
     """The stand-in must not flatter the comparison with more rounds than a sweep would take."""
     generator = np.random.default_rng(6)
-    run = np.concatenate([simulated_times(generator) for _ in range(2)])
-    real = []
+    run, real = np.concatenate([simulated_times(generator) for _ in range(2)]), []
     for cell in run:
         for count in range(5, ROUNDS + 1):
             low, high = median_interval(cell[:count])
@@ -159,10 +148,10 @@ def test_the_stop_of_the_simulation_is_no_later_than_the_real_one():
 
 @pytest.mark.slow
 def test_same_code_hardly_ever_fails_and_a_slowdown_of_3_percent_is_found():
-    """500 comparisons of 50 cells of the same code; then each fifth cell 3 % slower, one at a time."""
+    """200 comparisons of 50 cells of the same code; then each fifth cell 3 % slower, one at a time."""
     generator = np.random.default_rng(7)
     tally = Tally()
-    for _ in range(500):
+    for _ in range(200):
         base, head = (pooled(by_rounds([[cell] for cell in simulated_run(generator)])) for _ in range(2))
         tally.add(log_ratios(base, head), log_ratios(base, replace(head, values=head.values + np.log(1.03))))
     tally.check(least_found=0.965)
@@ -176,7 +165,7 @@ def test_processes_in_pairs_hardly_ever_fail_where_they_differ_and_3_percent_are
     """
     generator = np.random.default_rng(9)
     tally, single = Tally(), Tally()
-    for _ in range(100):
+    for _ in range(50):
         base, head = simulated_pairs(generator)
         differences = pooled(by_pairs(base, head))
         slower = replace(differences, values=differences.values + np.log(1.03))
@@ -184,7 +173,7 @@ def test_processes_in_pairs_hardly_ever_fail_where_they_differ_and_3_percent_are
         one_each = [pooled(by_rounds([cell[:1] for cell in side])) for side in (base, head)]
         single.add(log_ratios(*one_each), None)
     tally.check(least_found=0.97)
-    assert single.alarms >= 100 / 3
+    assert single.alarms >= 50 / 3
 
 
 class Tally:
@@ -213,8 +202,46 @@ def columns(ratios):
     return ratios.values, ratios.low, ratios.high, ratios.p_values, ratios.errors, ratios.freedom
 
 
-def test_the_simulation_has_as_many_pairs_as_ab():
-    from mtabench import cli
-    from mtabench.comparing import pairs
+def test_summary_of_known_samples():
+    summary = summarize([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0, 10.0, 11.0]])
+    assert summary.median_ms == 6.0
+    assert summary.p10_ms == 2.0
+    assert summary.p90_ms == 10.0
+    assert (summary.rounds, summary.samples) == (3, 11)
+    assert summary.ci95_low_ms <= summary.median_ms <= summary.ci95_high_ms
 
-    assert inspect.signature(cli.ab).parameters["pairs"].default == pairs.PAIRS == PAIRS
+
+def test_no_samples_is_an_error():
+    with pytest.raises(ValueError, match="sample"):
+        summarize([])
+
+
+@pytest.mark.parametrize("count", [5, 16])
+def test_interval_covers_the_median_about_as_often_as_it_says(count):
+    generator = np.random.default_rng(0)
+    covered = 0
+    for _ in range(400):
+        offsets = generator.normal(0, 0.3, (count, 1))
+        low, high = median_interval((10 + offsets + generator.normal(0, 0.1, (count, 10))).tolist())
+        covered += low <= 10 <= high
+    assert 0.92 * 400 <= covered < 400
+
+
+def test_interval_is_by_rounds_not_by_samples():
+    """Ten equal samples a round say no more than one."""
+    values = np.random.default_rng(1).normal(10, 1, 8)
+    once = median_interval([[x] for x in values])
+    assert median_interval([[x] * 10 for x in values]) == pytest.approx(once, rel=0.02)
+
+
+def test_interval_of_rounds_of_different_lengths():
+    low, high = median_interval([[1.0], [1.0, 1.1], [1.2, 1.0, 1.1]])
+    assert 1.0 <= low <= high <= 1.2
+
+
+def test_geometric_mean():
+    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+    with pytest.raises(ValueError, match="positive"):
+        geometric_mean([1.0, 0.0])
+    with pytest.raises(ValueError, match="positive"):
+        geometric_mean([])

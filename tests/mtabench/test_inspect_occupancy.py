@@ -31,26 +31,6 @@ def test_limits_are_those_of_the_programming_guide():
     }  # fmt: skip
 
 
-# From the table above, by hand: 64 K registers are 8 warps of 255 a thread, or 64 of 32.
-@pytest.mark.parametrize(
-    ("target", "warps", "registers", "shared_bytes", "blocks", "share", "limited_by"),
-    [
-        ("sm_90", 4, 255, 0, 2, 0.125, ["registers"]),
-        ("sm_90", 8, 32, 0, 8, 1.0, ["registers", "warps"]),
-        ("sm_80", 4, 32, 48 * KIB, 3, 0.1875, ["shared memory"]),
-        ("sm_80", 1, 16, 0, 32, 0.5, ["blocks"]),
-        ("sm_86", 4, 128, 99 * KIB, 1, 1 / 12, ["shared memory"]),
-        ("sm_90", 4, 32, 227 * KIB + 1, 0, 0.0, ["shared memory"]),
-        ("sm_90", 16, 255, 0, 0, 0.0, ["registers"]),
-        ("sm_90", 33, 16, 0, 0, 0.0, ["warps"]),
-    ],
-)
-def test_known_kernels(target, warps, registers, shared_bytes, blocks, share, limited_by):
-    held = occupancy(limits_of(target), warps=warps, registers=registers, shared_bytes=shared_bytes)
-    assert (held.blocks, held.warps, list(held.limited_by)) == (blocks, blocks * warps, limited_by)
-    assert held.share == pytest.approx(share)
-
-
 def test_tensor_memory_is_shared_by_the_blocks_of_an_sm():
     sizes = {"warps": 4, "registers": 64, "shared_bytes": 0}
     half = occupancy(limits_of("sm_100"), **sizes, tensor_memory=256)

@@ -153,22 +153,22 @@ def test_another_loss_after_some_steps_is_wrong(monkeypatch):
 
 def test_a_sweep_fills_the_columns_of_models(tmp_path, monkeypatch):
     without_warm_up(monkeypatch)
-    plan = plan_of(mode="train,prefill", impl="plain,eager", attention="conv/4,mta/4", layers="3", seq="16")
+    plan = plan_of(mode="train,prefill", impl="plain,eager", attention="mta/4", layers="3", seq="16")
     with Writer(tmp_path / "x.csv", resume=False, command="") as writer:
         statuses = sweep.run(plan, writer, Settings(min_rounds=1, max_rounds=1, samples_per_round=1), Watcher())
-    assert statuses == {"ok": 6}
+    assert statuses == {"ok": 4}
     rows = read_results(tmp_path / "x.csv")
     assert (rows["layers"] == "3").all()
-    assert list(rows["conv_every"]) == ["", "4", "4"] * 2
+    assert list(rows["conv_every"]) == ["", "4"] * 2
     assert (rows["baseline"] == "plain").all()
-    plain_ms = rows["median_ms"].iloc[[0, 0, 0, 3, 3, 3]].to_numpy()
+    plain_ms = rows["median_ms"].iloc[[0, 0, 2, 2]].to_numpy()
     assert (rows["speedup"] - plain_ms / rows["median_ms"]).abs().max() < 1e-3
     of_a_call = 32  # two sequences of 16
     assert (rows["tokens_s"] * rows["median_ms"] / 1e3 / of_a_call - 1).abs().max() < 1e-3
     shares = rows["attention_share"].dropna()  # empty where a busy CPU took longer for attention alone
     assert len(shares)
     assert shares.between(0, 1, inclusive="right").all()
-    assert list(rows["loss"] > 0) == [True] * 3 + [False] * 3
+    assert list(rows["loss"] > 0) == [True] * 2 + [False] * 2
     assert (rows["rel_error"] < 1e-5).all()
 
 
@@ -210,8 +210,6 @@ def test_the_command_and_those_that_read_its_file(command, tmp_path):
     assert (tmp_path / "charts/train-overhead.svg").exists()
     assert command("report", "a.csv")[0] == 0
     assert "Training step: eager takes" in (tmp_path / "a-report.html").read_text()
-    assert command("model", *WORDS, *more, "--out", "b.csv")[0] == 0
-    assert "train eager fp32 layers 3" in command("compare", "a.csv", "b.csv", "--format", "markdown")[1]
 
 
 @pytest.mark.parametrize(

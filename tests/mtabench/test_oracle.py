@@ -1,7 +1,6 @@
 """The float64 result on a sample of heads and rows: what it holds right and wrong, and what is drawn."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ from mta_kernels.conv_attention import conv_attention_reference
 from mta_kernels.operation import Operation
 from mtabench.checking import sample
 from mtabench.checking.judge import results_of
-from mtabench.checking.oracle import Oracle, sum_floor, tolerance_floor
-from mtabench.checking.sample import SCORES, SCORES_AT_ONCE, backward_sample, forward_sample
+from mtabench.checking.oracle import Oracle, tolerance_floor
+from mtabench.checking.sample import SCORES, SCORES_AT_ONCE, forward_sample
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, make_inputs
 from mtabench.problem.operations import make_operation
@@ -63,35 +62,15 @@ def perturb_row(out):
     out[1, 2, 40] *= 1.0003
 
 
-def swap_rows(out):
-    out[1, 2, [40, 41]] = out[1, 2, [41, 40]]
-
-
-def perturb_all(out):
-    out *= 1 + 1e-5
-
-
 def write_nan(out):
     out[1, 3, 7, 5] = float("nan")
 
 
-def write_infinity(out):
-    out[0, 0, 0, 0] = float("inf")
-
-
-@pytest.mark.parametrize("fault", [perturb_row, swap_rows, perturb_all, write_nan, write_infinity])
+@pytest.mark.parametrize("fault", [perturb_row, write_nan])
 def test_planted_faults_are_found(fault):
     check = judged(CASE, fault)
     assert not check.ok
     assert check.reason
-
-
-@pytest.mark.parametrize("wrong", [0, 1, 2, 3])
-def test_every_gradient_is_checked(wrong):
-    case = replace(CASE, pass_="bwd")
-    check = judged(case, lambda gradients: gradients[wrong].mul_(1.001))
-    assert not check.ok
-    assert ("dq", "dk", "dv", "dweight")[wrong] in check.reason
 
 
 @pytest.mark.parametrize(
@@ -135,10 +114,6 @@ class TestSampled:
         assert picked.any(2).sum() >= 2
         assert (picked[..., 0] == picked[..., 199]).all()
         assert picked[..., 0].any()
-
-    def test_right_results_pass(self):
-        assert judged(self.case).ok
-        assert judged(replace(self.case, pass_="bwd")).ok
 
     def test_garbage_in_an_unsampled_head(self):
         batch, head, row = (~self.sampled()).nonzero()[100].tolist()
@@ -186,17 +161,6 @@ def find_mta():
     return next(entry for entry in every("eager") if entry.op == "mta")
 
 
-def test_a_sum_on_a_gpu_may_be_off_by_what_its_terms_make_of_it(monkeypatch):
-    h200 = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: h200)
-    case = replace(MIXED, seq=4261, device="cuda")
-    seen, tf32 = 1.3e-5, 3e-4  # of eager on an H200; of factors rounded to 11 bits
-    assert 2 * seen < sum_floor(case, 4) < tf32 / 5
-    assert sum_floor(replace(case, seq=2**17), 4) < 0.002  # so that 1 % shows
-    assert sum_floor(replace(case, seq=64), 4) < sum_floor(case, 4) / 5
-    assert sum_floor(case, 256) == pytest.approx(sum_floor(case, 4) * 2 / (1 + 6 / 8**0.5))
-
-
 H200 = Case("fwd", "eager", Operation.of((6, 11), 128), "bf16", 1, 16, 16, 16384, 128, None, "cpu")
 
 
@@ -222,17 +186,6 @@ def test_forward_work_is_bounded(seq, kv_heads):
         assert all(a[1] <= b[0] for a, b in zip(part.blocks, part.blocks[1:], strict=False))
 
 
-def test_backward_takes_all_rows_of_the_same_heads_of_every_sequence():
-    case = replace(H200, pass_="bwd", seq=256, batch=3, heads=8, kv_heads=4)
-    sample = backward_sample(case, 0)
-    assert sum(stop - start for start, stop in sample.blocks) == 256
-    batch = torch.cat([h.batch for h in sample.chunks])
-    kv_heads = torch.cat([h.kv_heads for h in sample.chunks])
-    per_sequence = [kv_heads[batch == i].tolist() for i in range(3)]
-    assert per_sequence[0] == per_sequence[1] == per_sequence[2]
-    assert {0, 3} <= set(per_sequence[0])
-
-
 def sampled_rows(case, seed, size=64):
     """Rows of the blocks of that size."""
     return {
@@ -244,34 +197,9 @@ def sampled_rows(case, seed, size=64):
     }
 
 
-@pytest.mark.parametrize("seq", [1000, 4096, 16384])
-def test_rows_are_drawn_anew_from_each_seed(seq):
-    case = with_changes(H200, seq=seq, kv_heads=2, taps=(1, 1))
-    drawn = [sampled_rows(case, seed) for seed in range(8)]
-    assert drawn[0] == sampled_rows(case, 0)
-    assert len(set(map(frozenset, drawn))) > 4
-    border = 2048 if seq > 2048 else 128
-    for rows in drawn:
-        assert {0, seq - 1} <= rows
-        assert any({border * i - 1, border * i} <= rows for i in range(1, seq // border + 1))
-
-
 def test_any_row_and_head_may_be_drawn(monkeypatch):
     monkeypatch.setattr(sample, "SCORES", {"cpu": 2**20})
     case = replace(H200, seq=300, batch=2)
     assert set.union(*(sampled_rows(case, seed) for seed in range(100))) == set(range(300))
     chunks = [heads for seed in range(40) for heads in forward_sample(case, seed)[0].chunks]
     assert len({pair for h in chunks for pair in zip(h.batch.tolist(), h.kv_heads.tolist(), strict=True)}) == 32
-
-
-def test_gathered_heads_are_those_of_the_inputs():
-    case = replace(H200, pass_="bwd", seq=9, batch=2, heads=6, kv_heads=3, head_dim=4, dtype="fp32")
-    inputs = make_inputs(case)
-    (heads,) = backward_sample(case, 0).chunks
-    gathered = heads.gather(inputs, torch.float64)
-    # Group 4 of 6 is KV head 1 of sequence 1, with query heads 2 and 3.
-    assert torch.equal(gathered.q[0, 8:10], inputs.q[1, 2:4].double())
-    assert torch.equal(gathered.k[0, 4], inputs.k[1, 1].double())
-    assert torch.equal(gathered.weight[8:10], inputs.weight[2:4].double())
-    assert torch.equal(heads.picker("q", None)(inputs.q), gathered.q.flatten(0, 2).float())
-    assert torch.equal(heads.picker("v", (2, 5))(inputs.v), gathered.v[:, :, 2:5].flatten(0, 2).float())

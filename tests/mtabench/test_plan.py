@@ -1,17 +1,18 @@
 """From options to cells: defaults, presets, order, and refusals that name what to change."""
 
-import dataclasses
+import csv
+from pathlib import Path
 
 import pytest
-from typer.main import get_command
+from command_line import refused
 
 from mtabench import environment
-from mtabench.cli import app
 from mtabench.errors import UsageError
-from mtabench.measuring.timing import Settings
+from mtabench.problem.case import MODES
 from mtabench.registry import default_names, find
+from mtabench.results.results_file import key_of, key_of_row, read_file
 from mtabench.sweeps import readiness
-from mtabench.sweeps.estimate import PROCESS_S, RATES, estimate_seconds, shown
+from mtabench.sweeps.cells_plan import any_plan
 from mtabench.sweeps.plan import Options, make_plan
 
 
@@ -107,16 +108,6 @@ def test_only_decode_has_splits(pass_):
     assert "--splits" not in other.cases[0].repro()
 
 
-def test_the_repro_line_of_a_cell_plans_that_cell():
-    decode = plan("decode", seq="64", kv_heads="2", impl="eager,triton,sdpa-math", splits="auto,1,24")
-    for case in (*plan("fwd", seq="64", causal=False).cases, *decode.cases):
-        name, *words = case.repro().split()[1:]
-        parsed = get_command(app).commands[name].make_context(name, words).params
-        fields = {field.name for field in dataclasses.fields(Options)}
-        options = {key: value for key, value in parsed.items() if key in fields}
-        assert make_plan(Options(name, **options)).cases == (case,)
-
-
 def test_the_baseline():
     assert plan().baseline == "eager"
     assert plan(impl="eager,compile", baseline="compile").baseline == "compile"
@@ -161,32 +152,23 @@ def test_beside_other_operations_a_plain_baseline_is_one_of_plain_attention():
     ("options", "words"),
     [
         ({"seq": "4k..1k"}, "descends"),
-        ({"seq": ""}, "--seq is empty"),
-        ({"batch": "0"}, "--batch is 0"),
         ({"batch": "1", "tokens": "16k"}, "exclude each other"),
         ({"tokens": "1k,2k"}, "--tokens takes one number"),
-        ({"head_dim": "8"}, "--head-dim 8 is out of range"),
         ({"head_dim": "64,257"}, "--head-dim 257 is out of range"),
         ({"heads": "6", "kv_heads": "4"}, "6 heads cannot share 4 KV heads"),
         ({"heads": "4,6", "kv_heads": "4"}, "6 heads cannot share 4 KV heads"),
-        ({"kv_heads": "3"}, "4 heads cannot share 3"),
-        ({"conv": "17x3"}, "--conv 17x3 is out of range"),
         ({"dtype": "fp64"}, "'fp64' is not known; expected one or more of fp16, bf16, fp32"),
         ({"preset": "mta-7b"}, "no preset 'mta-7b'"),
-        ({"impl": "tritn"}, "triton"),
         ({"impl": ""}, "--impl is empty"),
         ({"baseline": "nothing"}, "nothing"),
         ({"impl": "eager", "baseline": "sdpa-flash"}, "not measured in this sweep"),
         ({"baseline": "triton"}, "not measured in this sweep"),
-        ({"device": "tpu"}, "tpu"),
         ({"timer": "stopwatch"}, "--timer 'stopwatch' is not known"),
         ({"timer": "events"}, "--timer events measures on a GPU"),
         ({"cache": "lukewarm"}, "--cache 'lukewarm' is not known"),
         ({"rounds": 0}, "--rounds is 0"),
         ({"time_limit": -1.0}, "--time-limit is -1"),
         ({"time_limit": float("nan")}, "--time-limit is nan"),
-        ({"splits": "many"}, "--splits"),
-        ({"splits": "auto,256"}, "--splits 256 is out of range"),
         (
             {"pass_": "decode", "impl": "eager,triton", "baseline": "triton", "splits": "2,4"},
             "--baseline triton has splits 2, 4 here; add auto to --splits",
@@ -204,17 +186,82 @@ def test_kv_heads_are_held_against_the_heads_of_this_device(gpu):
     assert values(plan(device="auto", kv_heads="8"), "heads") == [16]
 
 
-def test_estimates_grow_with_work_up_to_the_time_limit():
-    def seconds(seq, limit=10.0):
-        return estimate_seconds(plan(seq=seq).cases, Settings(time_limit_s=limit))
+RESULTS = Path(__file__).parents[2] / "results"
+SWEEPS = [path for path in sorted(RESULTS.glob("nvidia-h200/*.csv")) if path.open().read(14) == "schema_version"]
+TINY = ("--device", "cpu", "--head-dim", "16", "--heads", "2", "--seq", "16,24", "--impl", "eager,sdpa-math")
+MEASURED = ("--device", "cpu", "--rounds", "1", "--no-plot")
 
-    assert 1 < seconds("64") < seconds("1k") < seconds("4k") < 600
-    assert seconds("1k", limit=1.0) < seconds("1k")
-    one, four = (plan("decode", seq="1k", impl="triton", splits=splits).cases for splits in ("1", "1..8"))
-    assert len(four) == 4
-    once, rest = (estimate_seconds(cases, Settings()) for cases in (one, four[1:]))
-    together = estimate_seconds(four, Settings())
-    assert once + rest - together > RATES["cpu"].compile_s  # compiled once, and checked against one reference
-    isolated = estimate_seconds(four, Settings(), isolated=True)
-    assert isolated > together + 4 * PROCESS_S
-    assert [shown(s) for s in (0.01, 45, 200, 8000)] == ["1 s", "45 s", "3 min", "2.2 h"]
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_cells_of_committed_files_are_theirs(path):
+    rows = read_file(path).rows()
+    for pass_ in {"model" if row["pass"] in MODES else row["pass"] for row in rows}:
+        plan = any_plan(Options(pass_, cells=path, device="cuda"), "cuda")
+        of_pass = [row for row in rows if row["pass"] == pass_ or row["pass"] in MODES]
+        assert sorted(map(key_of, plan.cases)) == sorted(map(key_of_row, of_pass))
+        shapes = [case.shape_key for case in plan.cases]
+        assert len(set(shapes)) == sum(one != before for one, before in zip(shapes, [None, *shapes], strict=False))
+
+
+def test_a_file_is_measured_again_and_compared(mtabench, tmp_path):
+    assert mtabench("fwd", *TINY, *MEASURED, "--conv", "2x3,none", "--op", "mta", "--out", "a.csv")[0] == 0
+    code, out, _ = mtabench("fwd", "--cells", "a.csv", *MEASURED, "--out", "b.csv")
+    assert code == 0
+    assert "cells of  a.csv" in out
+    a, b = (list(csv.DictReader((tmp_path / name).open())) for name in ("a.csv", "b.csv"))
+    assert list(map(key_of_row, a)) == list(map(key_of_row, b))
+    assert [row["baseline"] for row in a] == [row["baseline"] for row in b]
+    assert mtabench("compare", "a.csv", "b.csv", "--threshold", "99%")[0] != 2
+    code, _, _ = mtabench("fwd", "--cells", "a.csv", "--impl", "eager", *MEASURED, "--out", "c.csv")
+    assert {row["impl"] for row in read_file(tmp_path / "c.csv").rows()} == {"eager"}
+
+
+def test_what_is_no_file_of_such_cells_is_refused(mtabench):
+    fwd = RESULTS / "nvidia-h200" / "fwd.csv"
+    refused(mtabench("bwd", "--cells", fwd), "has no cell of bwd, but of fwd; give mtabench fwd --cells")
+    train = RESULTS / "nvidia-h200" / "model-1b-train.csv"
+    refused(mtabench("fwd", "--cells", train), "but of train; give mtabench model --cells")
+    refused(mtabench("fwd", "--cells", fwd, "--seq", "1k"), "leave out --seq, or --cells")
+    refused(mtabench("fwd", "--cells", fwd, "--no-causal"), "leave out --no-causal")
+    refused(mtabench("decode", "--cells", fwd, "--splits", "4"), "leave out --splits")
+    refused(mtabench("fwd", "--cells", fwd, "--impl", "compile"), "no cell of --impl compile; its cells are of eager, ")
+    refused(mtabench("fwd", "--cells", fwd, "--baseline", "compile"), "--baseline compile is not measured")
+    refused(mtabench("fwd", "--cells", "none.csv"), "there is no file none.csv")
+
+
+def test_a_group_stands_for_those_of_it_that_the_file_has():
+    ladder = RESULTS / "nvidia-h200" / "ladder.csv"
+    of_all, of_group = (
+        any_plan(Options("fwd", cells=ladder, impl=impl, device="cuda"), "cuda") for impl in (None, "ladder")
+    )
+    assert of_group.cases == of_all.cases
+
+
+def test_a_plan_shows_what_its_cells_have():
+    train = any_plan(Options("model", cells=RESULTS / "nvidia-h200" / "model-300m-train.csv"), "cuda")
+    assert (train.axes["mode"], train.axes["layers"], train.axes["heads"]) == ("train", "20", "16")
+    assert train.axes["steps"].endswith("; conv 6x11, conv in all layers")
+    decode = any_plan(Options("decode", cells=RESULTS / "nvidia-h200" / "decode-pages.csv"), "cuda")
+    assert decode.axes["heads"] == "16 on 8, 32 on 8, 64 on 8, 64 on 4"
+    assert (decode.axes["batch"], decode.axes["page size"]) == ("1, 16, 64", "none, 128")
+
+
+def test_cells_of_no_implementation_here_name_those_that_are(mtabench, tmp_path):
+    fwd = RESULTS / "nvidia-h200" / "fwd.csv"
+    (tmp_path / "theirs.csv").write_text(fwd.read_text().replace(",hopper,", ",theirs,"))
+    refused(
+        mtabench("fwd", "--cells", "theirs.csv", "--device", "cpu"),
+        "has cells of theirs, which is no implementation here; give --impl eager,cuda-conv,",
+    )
+    (tmp_path / "own.csv").write_text(fwd.read_text().replace(",hopper,", ",mine:theirs,"))
+    refused(mtabench("fwd", "--cells", "own.csv", "--device", "cpu"), "name its file, as --impl ./mine.py:theirs")
+    (tmp_path / "heads.csv").write_text(fwd.read_text().replace(",16,16,", ",16,3,"))
+    refused(mtabench("fwd", "--cells", "heads.csv", "--device", "cpu"), "3 heads cannot share 16 KV heads")
+
+
+def test_processes_of_ab_find_the_file_from_other_folders(monkeypatch, tmp_path):
+    from mtabench.cli import _sweep_words
+
+    monkeypatch.chdir(tmp_path)
+    assert _sweep_words(["fwd", "--cells", "a.csv"]).words[-2:] == ("--cells", str(tmp_path / "a.csv"))
+    assert "--cells" not in _sweep_words(["fwd", "--seq", "16"]).words

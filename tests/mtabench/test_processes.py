@@ -9,7 +9,7 @@ import time
 import process_functions as functions
 import pytest
 
-from mtabench.processes import ProcessEndedError, call_in_process, ending, run_module
+from mtabench.processes import ProcessEndedError, call_in_process, run_module
 
 
 def call(function, *arguments, timeout_s=60, receive=None):
@@ -66,10 +66,6 @@ def test_what_was_sent_before_the_end_arrives():
     assert received == ["before"]
 
 
-def test_a_process_that_exits_with_0_before_its_end_is_told_by_what_it_did_not_send():
-    assert call(functions.exit_at_once, 0) == ["before"]
-
-
 def test_a_hanging_process_is_killed_with_its_children():
     received = []
     started = time.monotonic()
@@ -110,11 +106,6 @@ call_in_process(functions.hang_with_a_child, (), 60, lambda pids: print(*pids, f
     os.kill(child, signal.SIGKILL)
 
 
-def test_the_process_has_a_session_of_its_own():
-    ((session, pid),) = call(functions.tell_its_session)
-    assert session == pid
-
-
 def environment(folder):
     return os.environ | {"PYTHONPATH": str(folder)}
 
@@ -126,25 +117,6 @@ def test_a_module_runs_in_its_folder_with_its_words(tmp_path):
     lines = []
     assert run_module("told", ["--a", "b c"], tmp_path, environment(tmp_path), lines.append) == 3
     assert lines == [f"__main__ {[str(tmp_path / 'told.py'), '--a', 'b c']} {tmp_path}", "last"]
-
-
-def test_a_module_that_is_killed_says_by_what(tmp_path):
-    (tmp_path / "dies.py").write_text("import os; os.kill(os.getpid(), 11)\n")
-    code = run_module("dies", [], tmp_path, environment(tmp_path), print)
-    assert ending(code) == "its process was ended by SIGSEGV"
-
-
-def test_a_module_is_gone_after_ctrl_c(tmp_path):
-    (tmp_path / "waits.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(1000)\n")
-    pids = []
-
-    def interrupted(line):
-        pids.append(int(line))
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_module("waits", [], tmp_path, environment(tmp_path), interrupted)
-    assert_gone(*pids)
 
 
 def test_a_module_is_killed_with_the_process_that_waits_for_it(tmp_path):
@@ -185,15 +157,3 @@ def test_the_interpreter_of_a_process_that_used_a_gpu_does_not_end(code):
     done = ended(on_gpu=True)
     assert (done.returncode, done.stdout, done.stderr) == (code or 0, "said last words\n", "")
     assert ended(on_gpu=False).returncode == -signal.SIGABRT  # what it is kept from
-
-
-def test_a_process_and_the_command_line_leave_so(monkeypatch, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
-        "import mtabench.processes\n"
-        "def leave(code):\n    print('left with', code, flush=True)\n    raise SystemExit(code)\n"
-        "mtabench.processes.leave = leave\n"
-    )
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    command = [sys.executable, "-m", "mtabench", "nothing"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
-    assert (done.returncode, done.stdout) == (2, "left with 2\n")

@@ -21,13 +21,11 @@ from mtabench import registry
 from mtabench.commands import profile as command
 from mtabench.environment import cpu_name
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.prediction.devices import find_device, rates_of
-from mtabench.prediction.predict import predict
 from mtabench.problem.case import Case
 from mtabench.profiling import ncu
 from mtabench.profiling.ncu_report import Counters, parse, read_report
 from mtabench.profiling.tables import read_memory_bytes
-from mtabench.profiling.verdict import bound_by, launch_verdict, least_verdict, verdict
+from mtabench.profiling.verdict import bound_by, launch_verdict, verdict
 from mtabench.results.results_file import key_of
 
 REPORTS = Path(__file__).parent / "ncu"
@@ -59,20 +57,6 @@ def test_a_recorded_report_of_an_h200_is_read():
     assert [name for name, _ in forward.stalls[:3]] == ["long scoreboard", "wait", "gmma"]
     assert bound_by(forward) == "shared memory"
     assert bound_by(prepare) == "latency"
-
-
-def test_launches_of_one_kernel_are_added_up_and_percentages_weighed_by_time():
-    near = kernels()["_near_scores_kernel"]
-    assert (near.launches, near.us) == (2, pytest.approx(28.192 + 27.808))
-    assert near.l2_pct == pytest.approx((82.4 * 28192 + 82.0 * 27808) / 56000)
-    assert near.memory_bytes == 2 * (67108864 + 16777216)
-
-
-def test_stalls_are_shares_of_waiting_the_largest_first():
-    stalls = kernels()["_conv_attention_fwd_kernel"].stalls
-    assert stalls[0][0] == "gmma"
-    assert sum(share for _, share in stalls) == pytest.approx(1)
-    assert "selected" not in dict(stalls)
 
 
 @pytest.mark.parametrize(
@@ -123,14 +107,6 @@ def test_a_verdict_says_by_how_much_and_what_warps_wait_for():
 def test_a_call_that_runs_kernels_for_less_than_half_its_time_is_bound_by_launches():
     assert launch_verdict(0.04, 0.1).startswith("bound by launches: kernels take 40%")
     assert launch_verdict(0.09, 0.1) == "kernels take 90% of the call's 0.1 ms"
-
-
-def test_the_least_time_stands_beside_that_of_the_kernels():
-    h200 = find_device("h200")
-    case = replace(CELL, impl="hopper", dtype="bf16", heads=16, kv_heads=16, seq=16384, head_dim=64, device="cuda")
-    prediction = predict(case, h200, rates_of(h200))
-    ms = prediction.seconds * 1e3
-    assert least_verdict(prediction, 1.25 * ms) == f"at least {ms:.4g} ms, by products: 80% of the time of its kernels"
 
 
 def test_a_saved_report_is_shown_and_kept(mtabench, tmp_path):

@@ -25,17 +25,6 @@ def worktrees(folder):
     return [line for line in git(folder, "worktree", "list", "--porcelain").splitlines() if line.startswith("worktree")]
 
 
-def test_each_revision_has_its_code_in_a_folder_of_its_own(repository):
-    before, after = resolve(repository, "HEAD~1", "--base"), working_tree(find_checkout())
-    with folders_of(find_checkout(), {"base": before, "head": after}) as folders:
-        texts = {name: (folder / "mtabench/code.py").read_text() for name, folder in folders.items()}
-        assert texts == {"base": "revision = 0\n", "head": "revision = 1\n"}
-        assert len({len(str(folder)) for folder in folders.values()}) == 1
-        assert len(worktrees(repository)) == 3
-    assert len(worktrees(repository)) == 1
-    assert not any(folder.exists() for folder in folders.values())
-
-
 def test_submodules_of_a_revision_are_those_of_its_commit(repository, tmp_path):
     part = make_repository(tmp_path / "other")
     git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(part), "part")
@@ -56,17 +45,6 @@ def test_submodules_of_a_revision_are_those_of_its_commit(repository, tmp_path):
     ):
         pass
     assert len(worktrees(repository)) == 1
-
-
-def test_a_dirty_working_tree_is_itself(repository):
-    (repository / "mtabench/code.py").write_text("revision = 2\n")
-    (repository / "notes.txt").write_text("not code\n")
-    head = working_tree(Checkout(repository))
-    assert head.dirty
-    assert head.words.endswith("with uncommitted changes)")
-    with folders_of(Checkout(repository), {"head": head}) as folders:
-        assert folders == {"head": repository}
-    assert (repository / "mtabench/code.py").read_text() == "revision = 2\n"
 
 
 def test_nothing_is_left_after_an_error_and_variables_of_a_hook_are_not_followed(repository, monkeypatch):
@@ -115,16 +93,6 @@ def test_nothing_is_left_after_a_signal(repository, tmp_path, number):
 def test_what_is_no_commit_is_named(repository, name):
     with pytest.raises(UsageError, match=r"is no revision of .*give a branch, a tag or a commit"):
         resolve(repository, name, "--base")
-
-
-def test_a_revision_without_the_suite_is_named(repository):
-    git(repository, "rm", "--quiet", "-r", "mtabench")
-    git(repository, "commit", "--quiet", "--message", "nothing")
-    gone = resolve(repository, "HEAD", "--base")
-    with pytest.raises(UsageError, match="has no mtabench in it"), folders_of(Checkout(repository), {"base": gone}):
-        pass
-    with pytest.raises(UsageError, match="checkout of another project"):
-        find_checkout()
 
 
 def test_outside_a_repository(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from mtabench.measuring.settled import (
     was_crowded,
 )
 from mtabench.measuring.statistics import median_interval
-from mtabench.measuring.timing import Measurement, Settings, Timed, measure
+from mtabench.measuring.timing import Settings, Timed, measure
 from mtabench.report.data import read_report
 from mtabench.results.results_file import read_file
 from mtabench.results.writer import Writer
@@ -157,29 +157,6 @@ def test_run_delays_are_read_by_thread_and_the_longest_wait_counts(tmp_path, mon
     for thread in ("1", "2"):
         (tmp_path / thread / "schedstat").write_text("0 0 1\n")
     assert run_delays_s() == {}  # a kernel that does not count
-
-
-def test_the_run_delay_of_the_rounds_is_kept_as_a_share_of_their_time(monkeypatch):
-    now = {"s": 0.0, "waited": 0.0, "each": 0.5}
-    monkeypatch.setattr(timing, "_warm_up", lambda *args: (1e-6, 1e-6, None))
-    monkeypatch.setattr(timing, "perf_counter", lambda: now["s"])
-    monkeypatch.setattr(timing, "run_delays_s", lambda: {"1": 0.0, "2": now["waited"]})
-
-    def sampler(*args):
-        def sample(count):
-            now["s"] += 2.0
-            now["waited"] += now["each"]
-            return [1.0] * count
-
-        return sample
-
-    monkeypatch.setattr(timing, "cpu_sampler", sampler)
-    (found,) = measure({"cell": Timed(run=lambda _: None)}, "cpu", Settings(time_limit_s=100.0)).values()
-    assert found.run_delay == pytest.approx(0.25)
-    now["each"] = 30.0  # a wait that began long before
-    (found,) = measure({"cell": Timed(run=lambda _: None)}, "cpu", Settings(time_limit_s=100.0)).values()
-    assert found.run_delay == 1.0
-    assert Measurement("events", "cold").run_delay is None
 
 
 @contextlib.contextmanager

@@ -67,8 +67,10 @@ def test_columns_appear_where_rows_differ(mtabench, tmp_path):
     assert "some, device" not in out.split("\n\n")[0]
 
 
-@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
-@pytest.mark.parametrize("width", [60, 200])
+@pytest.mark.parametrize(
+    ("kept", "width"), [*((path, 60) for path in KEPT), *((path, 200) for path in KEPT[::6])],
+    ids=lambda one: getattr(one, "name", one),
+)  # fmt: skip
 def test_results_of_the_repository_fit_and_lose_no_row(mtabench, monkeypatch, kept, width):
     monkeypatch.setenv("COLUMNS", str(width))
     code, out, _ = mtabench("show", kept)
@@ -77,18 +79,6 @@ def test_results_of_the_repository_fit_and_lose_no_row(mtabench, monkeypatch, ke
     assert max(cell_len(line) for line in lines[1:]) <= width  # the first has the path
     assert len(table(out)[1]) == len(kept.read_text().splitlines()) - 1
     assert ("left out for" in out) == (width < (200 if kept.name == "decode-pages.csv" else 180))  # it has six axes
-
-
-def test_what_does_not_fit_stands_above_its_rows(mtabench, monkeypatch, tmp_path):
-    cells = {
-        case(64, head_dim=d, heads=h, dtype=t): rounds(1.0) for d in (16, 32) for h in (2, 4) for t in ("fp16", "fp32")
-    }
-    write_run(tmp_path / "a.csv", cells)
-    monkeypatch.setenv("COLUMNS", "30")
-    _, out, _ = mtabench("show", "a.csv")
-    assert "dtype fp16, heads 2" in out
-    assert table(out)[0].split() == ["head", "dim", "seq", "impl", "median"]
-    assert len(table(out)[1]) == 8
 
 
 def test_a_torn_row_is_left_out_and_said(mtabench, path):
@@ -116,15 +106,10 @@ def test_where_and_sort_choose_and_order_rows(mtabench, path):
         ("a.csv --where seq", "cannot read 'seq'; expected conditions such as"),
         ("a.csv --where sequence=1k", "no column 'sequence'; did you mean seq?"),
         ("a.csv --sort -med", "--sort has no column 'med'; did you mean median_ms?"),
-        ("a.csv --where sqe=1k", "no column 'sqe'; did you mean seq?"),
         ("a.csv --where speedup=2", "speedup is measured"),
         ("a.csv --where seq=64k", "no row of a.csv has seq=64k; in the column seq they have 1k, 2k"),
         ("a.csv --where seq=1k --where impl=tirton", "among those that the conditions before it keep"),
-        ("a.csv --where seq=4k..1k", "descends"),
         ("a.csv --where conv=6x", "cannot read '6x'"),
-        ("a.csv --sort speed", "--sort has no column 'speed'; did you mean speedup?"),
-        ("a.csv --sort", "--sort"),
-        ("", "CSV"),
     ],
 )
 def test_bad_words_are_one_sentence(mtabench, path, words, sentence):

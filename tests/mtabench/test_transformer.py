@@ -24,7 +24,7 @@ from mtabench.problem.work import tokens, useful_flops
 from mtabench.transformer.cache import Cache
 from mtabench.transformer.generation import Generator, prefill, step
 from mtabench.transformer.model import Config, Transformer
-from mtabench.transformer.shared import Shared, compiled_by_shape, shared_of
+from mtabench.transformer.shared import Shared, shared_of
 from mtabench.transformer.training import Training
 
 ROOT = Path(__file__).parents[2]
@@ -99,24 +99,6 @@ def assert_generates(model, generator, prompts, lengths, count, **tolerance):
         torch.testing.assert_close(after[sequence], logits[-1], **tolerance)
 
 
-class Recorded:
-    """Stands for a CUDA graph: what is recorded is not run, and replayed by running it."""
-
-    def __init__(self, generator):
-        self.replay = generator._step
-
-
-@pytest.mark.parametrize("name", ["plain", "conv", "mta/4", "more taps after"])
-def test_recording_a_step_puts_back_what_it_changed(name):
-    model, lengths = make_model(name), torch.tensor([40, 17, 1])
-    cache, prompts = Cache(model, 3, 64, torch.float64), torch.randint(WORDS, (3, 40))
-    generator = Generator(model, cache, prefill(model, cache, prompts, lengths, 16))
-    with generator._undone():
-        generator._step()  # what warms up before a graph is recorded
-    generator._graph = Recorded(generator)
-    assert_generates(model, generator, prompts, lengths, 2, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", [1, 64])
 @pytest.mark.parametrize("name", ["plain", "conv/4", "conv", "mta/4"])
@@ -135,12 +117,6 @@ def test_a_graph_generates_ragged_batches(name, batch):
         assert generator._graph is not None
         assert_generates(truth, generator, prompts, lengths, 12, rtol=1e-3, atol=1e-3)
         prompts = prompts.flip(0)
-
-
-def test_prompts_longer_than_the_cache_are_refused():
-    model = make_model("plain")
-    with pytest.raises(ValueError, match="the prompts have 200 tokens or more and the cache has room for 100"):
-        prefill(model, Cache(model, 1, 100, torch.float64), torch.zeros(1, 200, dtype=torch.long), torch.tensor([200]))
 
 
 def test_a_token_beyond_the_cache_is_refused():
@@ -215,14 +191,3 @@ def test_the_example_of_the_page_runs():
     names = {}
     exec(code, names)
     assert names["tokens"].shape == (2, 8)
-
-
-def test_a_function_is_compiled_once_a_shape_and_dtype(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(
-        "mta_kernels.torch_compile.compiled_apart", lambda function: compiled.append(function) or function
-    )
-    double = compiled_by_shape(lambda x, factor: factor * x)
-    for size, dtype in ((3, torch.float32), (4, torch.float32), (3, torch.float64), (3, torch.float32)):
-        assert torch.equal(double(torch.ones(size, dtype=dtype), 2), torch.full((size,), 2.0, dtype=dtype))
-    assert len(compiled) == 3

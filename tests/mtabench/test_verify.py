@@ -93,16 +93,10 @@ def test_dtypes_apart_are_all_of_them(monkeypatch):
     """Processes that check a dtype each do what one process does, on the same inputs."""
     monkeypatch.setattr(verify, "DTYPES_CHECKED", {"cpu": ("fp32", "fp16")})
     monkeypatch.setattr(verify, "LONG_SHAPES", {"cpu": ()})
-    whole = list(run_checks(["eager"], "cpu", 3))
-    apart = [row for dtype in ("fp32", "fp16") for row in run_checks(["eager"], "cpu", 3, [dtype])]
+    whole = list(run_checks(["sdpa-math"], "cpu", 3))
+    apart = [row for dtype in ("fp32", "fp16") for row in run_checks(["sdpa-math"], "cpu", 3, [dtype])]
     assert len({row.shape.split()[0] for row in whole}) == 2
     assert sorted(map(repr, whole)) == sorted(map(repr, apart))
-
-
-def test_what_cannot_run_is_said():
-    (row,) = run_checks(["sdpa-cudnn"], "cpu")
-    assert row.check.startswith("not checked")
-    assert "cuda" in row.reason
 
 
 def test_a_dout_that_a_library_cannot_take_is_said_and_not_given(monkeypatch):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from planted_sweeps import made_up_ceilings
 from rich.console import Console
 from written_runs import ENVIRONMENT, case, rounds
 
@@ -95,6 +96,7 @@ def test_printing_goes_on_when_nobody_reads(capsys):
 
 def test_a_sweep_goes_on_when_head_has_seen_enough(tmp_path):
     """Of standard output and standard error."""
+    made_up_ceilings(tmp_path)
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'kernels'}"}
     words = "fwd --device cpu --impl eager --head-dim 16 --heads 2 --conv 3x3 --rounds 2 --seq 16,32,48 --out out.csv"

@@ -1,6 +1,5 @@
 """Tables on narrow terminals: nothing is cut, no line is too long, and every number of the wide table is there."""
 
-import csv
 import re
 from pathlib import Path
 
@@ -10,10 +9,8 @@ from rich.cells import cell_len
 from rich.text import Text
 from written_runs import case, rounds, write_run
 
-from mtabench import tables
-from mtabench.console import make_console, significant
 from mtabench.prose import wrapped
-from mtabench.tables import Column, as_columns, blocks, fitted, lines, print_prose
+from mtabench.tables import Column, fitted, lines
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 LADDER = ("--impl", "ladder", "--op", "attention", "--dtype", "bf16")
@@ -24,11 +21,6 @@ WHOLE = {  # what is said in full at every width
     "memory-ladder": ("memory", *LADDER, "--device-name", "h200"),
     "list": ("list", "--device", "cpu"),
     "compare": ("compare", RESULTS / "gpus/fifth-1.csv", RESULTS / "gpus/fifth-2.csv"),
-}
-BY_RANK = {  # what leaves out columns and names them
-    "show": ("show", RESULTS / "fwd.csv"),
-    "roofline": ("roofline", RESULTS / "fwd.csv"),
-    "roofline-decode": ("roofline", RESULTS / "decode.csv"),
 }
 
 
@@ -63,20 +55,6 @@ def test_every_word_and_number_is_there_whole(at, words, columns):
         assert words_of(wide) == words_of(narrow)
 
 
-@pytest.mark.parametrize("columns", [80, 40])
-@pytest.mark.parametrize("words", BY_RANK.values(), ids=BY_RANK)
-def test_what_is_left_out_is_named(at, words, columns):
-    narrow = at(columns, words)
-    assert max(map(cell_len, narrow.splitlines()[1:])) <= columns  # the first may be a path
-    assert "\u2026" not in narrow
-    assert f"left out for {columns} columns:" in " ".join(narrow.split())
-    with open(words[1]) as file:
-        times = [float(row["median_ms"]) for row in csv.DictReader(file) if row["status"] == "ok"]
-    for ms in times:
-        shown = {mark + significant(ms, zeros=zeros) for zeros in (False, True) for mark in ("", "~")}
-        assert shown & words_of(narrow), ms
-
-
 def test_a_comparison_says_once_what_all_cells_share(at, tmp_path):
     for name in ("base", "head"):
         cells = {case(seq, impl): rounds(1.0, seed=seq) for seq in (1024, 4096) for impl in ("eager", "triton")}
@@ -87,21 +65,6 @@ def test_a_comparison_says_once_what_all_cells_share(at, tmp_path):
     table = [line for line in out.splitlines() if re.match(r"(eager|triton) +[14]k ", line)]
     assert len(table) == 4
     assert all(line.endswith("same") for line in table)
-
-
-def test_the_width_of_a_column_is_found_once_and_not_for_each_row(monkeypatch):
-    """100,000 rows took hours: each of them measured all the others."""
-    measured = []
-    monkeypatch.setattr(tables, "_length", lambda text: measured.append(text) or len(text))
-    assert len(list(lines(as_columns(("a", "b"), [("x", "1")] * 100)))) == 101
-    assert len(measured) < 500
-
-
-def test_columns_that_do_not_fit_go_into_blocks_below():
-    columns = as_columns(["", *"abc"], [["row", "1234567", "2", "3"], ["other", "4", "5"]])
-    assert [[one.heading for one in block] for block in blocks(columns, 16)] == [["", "a"], ["", "b", "c"]]
-    assert [len(block) for block in blocks(columns, 1)] == [2, 2, 2]  # a block has a column, whatever the width
-    assert [str(line) for line in lines(blocks(columns, 16)[1])] == ["       b  c", "row    2  3", "other  5"]
 
 
 def test_rows_stand_below_what_they_share_and_styles_stay():
@@ -125,12 +88,3 @@ def test_prose_breaks_between_words_only():
     assert wrapped("type `mtabench list` for all", 20) == ["type `mtabench list`", "for all"]
     assert wrapped("now type `mtabench list`", 20) == ["now type", "`mtabench list`"]
     assert wrapped("it is slower than it by 95 % of it", 26) == ["it is slower than it by", "95 % of it"]
-
-
-def test_sentences_stay_whole_in_a_log(monkeypatch, capsys):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    print_prose(make_console(), "word " * 100, "- ")
-    assert len(capsys.readouterr().out.splitlines()) == 1
-    monkeypatch.setenv("COLUMNS", "80")
-    print_prose(make_console(), "word " * 100, "- ")
-    assert len(capsys.readouterr().out.splitlines()) == 7

@@ -12,10 +12,9 @@ from textwrap import indent
 
 import pytest
 import torch
-from command_line import make_runner, refused
+from command_line import refused
 from own_cases import EXAMPLES, OWN, TINY, forget
 from paired_runs import git
-from planted_sweeps import without_warm_up
 from written_runs import case, rounds, write_run
 
 from mtabench import registry
@@ -32,12 +31,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def nothing_loaded(monkeypatch):
     forget(monkeypatch)
-
-
-@pytest.fixture
-def mtabench(monkeypatch, capsys, tmp_path):
-    without_warm_up(monkeypatch)
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 REFUSED = {
@@ -199,13 +192,6 @@ def test_a_stranger_s_results_load_nothing(mtabench, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_roofline_places_a_cell_of_a_function_that_is_not_loaded():
-    from mtabench.prediction.roofline import standing
-
-    found = standing(case(64, impl="evil:attention", device="cuda"), 1.0, 10.0, 100.0)
-    assert found.executed_flops == found.useful_flops
-
-
 def test_from_files_to_rows_chart_and_comparison(mtabench, tmp_path):
     """Both examples, beside plain attention of ours; the row's own command measures the cell again."""
     triton, own = "triton_attention:attention", "my_attention:attention"
@@ -234,16 +220,6 @@ def test_from_files_to_rows_chart_and_comparison(mtabench, tmp_path):
     assert COMMAND.fullmatch(rows[own]["repro"])  # so a report shows it
     code, out, err = mtabench(*words[1:], "--out", "again.csv", "--no-plot")
     assert code == 0, (out, err)
-
-
-def test_a_cheat_in_a_sweep_is_a_wrong_row_and_spares_the_others(mtabench, tmp_path):
-    shutil.copy(OWN, tmp_path / "own.py")
-    typed = "own.py:changes_inputs,own.py:attention"
-    code, _, _ = mtabench("fwd", "--impl", typed, *TINY, "--out", "a.csv")
-    assert code == 4
-    rows = {row["impl"]: row for row in csv.DictReader((tmp_path / "a.csv").open())}
-    assert rows["own:changes_inputs"]["reason"] == "it changes its inputs: k"
-    assert rows["own:attention"]["status"] == "ok"
 
 
 @pytest.mark.slow
