@@ -31,6 +31,14 @@ def splits_of(case: Case) -> int | None:
     return plan_of(case, gpu_like(torch.device("cuda"))).splits if case.device == "cuda" else None
 
 
+def kernels_of(case: Case) -> tuple[str, ...]:
+    """The kernels of this project that a call launches on this GPU, each once; none on a CPU or of other projects."""
+    ours = case.layers is None and (implementation_of(case).planned or case.impl == "auto")
+    return (
+        plan_of(case, gpu_like(torch.device("cuda"))).names("cuda", "triton") if ours and case.device == "cuda" else ()
+    )
+
+
 def _tensors(inputs: Inputs) -> list[Tensor]:
     state = inputs.state
     kept = [] if state is None else [state.logits, state.logsumexp, state.lengths]

@@ -90,6 +90,15 @@ def _splits_used(cell: CellFacts) -> object:
     return splits_of(cell.case)
 
 
+def _kernels(cell: CellFacts) -> str | None:
+    """Of CUDA C++ and Triton, by the plan of the call on this GPU."""
+    if cell.status not in ("ok", "invalid", "wrong"):
+        return None
+    from mtabench.prediction.plans import kernels_of
+
+    return " ".join(kernels_of(cell.case)) or None
+
+
 def _attention_share(of: TimingFacts) -> float | None:
     """None also where the part took longer than the whole: the device was not as busy for both."""
     attention_ms = of.measurement.attention_ms
@@ -148,6 +157,10 @@ TABLE: tuple[ResultColumn, ...] = (
     ResultColumn(
         "splits_used", "splits that a decode kernel took; where `splits` is `auto`, what it chose",
         Field(fields.optional(fields.count), kind="whole"), value=_splits_used,
+    ),
+    ResultColumn(
+        "kernels", "our kernels that the call launches on this GPU, in order, each once; empty on a CPU",
+        value=_kernels, since=10,
     ),
     ResultColumn(
         "status", "`ok`, `unsupported`, `wrong`, `oom`, `error`, `timeout` or `invalid`",

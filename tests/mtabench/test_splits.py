@@ -3,6 +3,7 @@
 import pytest
 
 from mta_kernels.operation import Operation
+from mtabench.prediction import plans
 from mtabench.problem.case import Case
 from mtabench.results.rows import RunFacts, cell_row
 from mtabench.results.splits import choices
@@ -44,3 +45,19 @@ def test_lines_name_the_splits():
     assert "triton, splits auto (16): 0.0841 ms" in line(AUTO)
     assert "triton, splits 24: 0.0829 ms" in line(NUMBERS[1])
     assert "eager: 1 ms" in line(row(None, 1.0, impl="eager"))
+
+
+@pytest.mark.parametrize(
+    ("impl", "kernels"),
+    [
+        ("auto", "hopper_prepare hopper_forward"),
+        ("hopper", "hopper_prepare hopper_forward"),
+        ("triton", "_near_scores_kernel _band_kernel _prepare_kernel _conv_attention_fwd_kernel"),
+        ("eager", None),
+    ],
+)
+def test_a_row_names_the_kernels_of_its_plan(monkeypatch, impl, kernels):
+    monkeypatch.setattr(plans, "gpu_like", lambda device: plans.H200)
+    case = Case("fwd", impl, Operation.of((6, 11), 64), "bf16", 1, 16, 16, 4096, 64, None, "cuda")
+    rows = [cell_row(case, RunFacts("first", "", {}), status) for status in ("ok", "oom")]
+    assert [row["kernels"] for row in rows] == [kernels, None]
