@@ -84,15 +84,6 @@ def test_rows_come_back_as_written(tmp_path):
     assert len(text.splitlines()) == 3
 
 
-def test_decode_rows_of_before_splits_were_swept_are_auto(tmp_path):
-    path = tmp_path / "out.csv"
-    old = [case(pass_="decode"), case(pass_="decode", impl="triton", splits="auto"), case(impl="triton")]
-    write_table(path, [cell_row(c, FACTS, "error") | {"splits": ""} for c in old])
-    assert read_results(path)["splits"].tolist() == ["", "auto", ""]
-    with Writer(path, resume=True) as writer:
-        assert list(writer.done) == [key_of(c) for c in old]
-
-
 @pytest.mark.parametrize(
     ("impl", "page_size", "used"),
     [("triton", None, 13), ("triton", 16, 13), ("cuda", None, 4), ("cuda-conv", None, 13)],
