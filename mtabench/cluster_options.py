@@ -1,12 +1,10 @@
 """The options of a sweep that ask for workers, checked before anything is started or looked for."""
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 
 from mtabench.errors import UsageError
 from mtabench.options import WHOLE, Options, Text, crew
-
-INSTALL = "pip install 'mtabench[cluster]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +27,18 @@ class ClusterOptions:
 
         Raises UsageError for options that exclude or need each other, and without Dask.
         """
-        if not self.anything:
+        given = [name for name, value in asdict(self).items() if value is not None]
+        if not given:
             return None
-        self._check_which()
+        if len(given) > 1:
+            raise UsageError(
+                f"--{given[0]} and --{given[1]} exclude each other: --gpus and --workers start workers on this "
+                "machine, --scheduler uses those of a cluster that is there"
+            )
         if options.isolate:
             raise UsageError(
                 "--isolate starts a process a cell, and a worker measures all cells of a shape in one; drop --isolate "
-                f"or {self.source}"
+                f"or --{given[0]}"
             )
         if self.gpus is not None and options.device == "cpu":
             raise UsageError(
@@ -49,26 +52,10 @@ class ClusterOptions:
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"--workers is {self.workers}; it must be 1 or more")
         if self.scheduler is not None and find_spec("distributed") is None:
-            raise UsageError(f"--scheduler needs the package distributed, which is not installed; {INSTALL}")
-        return "cpu" if options.device == "cpu" else "cuda"
-
-    @property
-    def source(self) -> str:
-        """The option that says where the workers are."""
-        return f"--{next(iter(self._sources), 'gpus')}"
-
-    @property
-    def _sources(self) -> list[str]:
-        """The names of such options that were given."""
-        return [name for name in ("gpus", "workers", "scheduler") if getattr(self, name) is not None]
-
-    def _check_which(self) -> None:
-        given = self._sources
-        if len(given) > 1:
             raise UsageError(
-                f"--{given[0]} and --{given[1]} exclude each other: --gpus and --workers start workers on this "
-                "machine, --scheduler uses those of a cluster that is there"
+                "--scheduler needs the package distributed, which is not installed; pip install 'mtabench[cluster]'"
             )
+        return "cpu" if options.device == "cpu" else "cuda"
 
 
 NAMES = tuple(field.name for field in fields(ClusterOptions))

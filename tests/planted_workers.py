@@ -17,9 +17,14 @@ from mtabench import registry
 
 broken = False
 FOLDER = Path(__file__).parent
-OWN = ("crashes-at-32", "breaks-at-64", "kills-once", "kills-scheduler", "waits-at-16")
-SCHEDULER = "MTABENCH_TEST_SCHEDULER"  # the process that `kills-scheduler` kills
+OWN = ("kills-at-16", "crashes-at-32", "breaks-at-64", "kills-once", "waits-at-16")
 FLAG = "MTABENCH_TEST_FLAG"  # a file that `kills-once` makes before it kills, and for which `waits-at-16` waits
+
+
+def kill_worker():
+    """Dask's, whose child measures."""
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(1000)
 
 
 def kill_once():
@@ -39,15 +44,14 @@ def break_device():
 
 def build(case, inputs):
     closure = registry.find("eager").build(case, inputs)
+    if case.impl == "kills-at-16" and case.seq == 16:
+        return kill_worker
     if case.impl == "crashes-at-32" and case.seq == 32:
         return planted_cells.crash
     if case.impl == "breaks-at-64" and case.seq == 64:
         return break_device
     if case.impl == "kills-once":
         kill_once()
-    if case.impl == "kills-scheduler" and case.seq == 32:
-        os.kill(int(os.environ[SCHEDULER]), signal.SIGKILL)
-        time.sleep(1000)
     if case.impl == "waits-at-16" and case.seq == 16:
         while not Path(os.environ[FLAG]).exists():
             time.sleep(0.05)

@@ -7,11 +7,14 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-# What must be the same on both sides, as a person calls it.
-SAME = {"mtabench": "mtabench", "git_sha": "git revision", "sources": "sources", "torch": "torch", "triton": "triton"}
+Facts = Mapping[str, Any]  # as facts_here gives them
+
+# What must be the same everywhere.
+SAME = ("device", "mtabench", "git_sha", "torch", "triton", "sources")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,31 +26,12 @@ class Gpu:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """A worker's place ("node07 GPU 2" or "node07 CPU 0-3"), its GPU's UUID (empty on a CPU), its environment.
+def facts_here(device: str) -> dict[str, Any]:
+    """What environment.describe says of this process on "cuda" or "cpu", with three facts more.
 
-    `environment` is what environment.describe says there, `sources` the digest of the code.
+    `worker` is its place ("node07 GPU 2" or "node07 CPU 0-3"), `gpu` its GPU's UUID (empty on a CPU), `sources` the
+    digest of the code. Raises UsageError if there is no such device.
     """
-
-    place: str
-    gpu: str
-    environment: Mapping[str, Any]
-    sources: str
-
-    @property
-    def device(self) -> str:
-        """The device's name, as in the results."""
-        return self.environment["device"]
-
-    def versions(self) -> dict[str, str]:
-        """What must be the same everywhere; of torch without the part that says what it was built for."""
-        found = {name: str(self.environment[name]) for name in SAME if name != "sources"} | {"sources": self.sources}
-        return found | {"torch": found["torch"].partition("+")[0]}
-
-
-def facts_here(device: str) -> Facts:
-    """Of this process, on "cuda" or "cpu"; raises UsageError if there is no such device."""
     from mtabench import environment
 
     device = environment.resolve_device(device)
@@ -56,21 +40,22 @@ def facts_here(device: str) -> Facts:
         import torch
 
         uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-    return Facts(
-        f"{platform.node()} {gpu_place(uuid) if uuid else _cores()}", uuid, environment.describe(device), sources()
-    )
+    place = f"{platform.node()} {gpu_place(uuid) if uuid else _cores()}"
+    return environment.describe(device) | {"worker": place, "gpu": uuid, "sources": sources()}
 
 
-def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+def differences(here: Facts, there: Facts) -> str:
     """What of SAME differs, as a part of a sentence; empty if nothing does."""
-    found = [name for name in SAME if here[name] != there[name]]
-    if found == ["sources"]:
-        return "other sources of mtabench of the same revision"
     return ", ".join(
-        f"{SAME[name]} {there[name] or 'unknown'} instead of {here[name] or 'unknown'}"
-        for name in found
-        if name != "sources"
+        f"{name.replace('git_sha', 'git revision')} {_version(there[name])} instead of {_version(here[name])}"
+        for name in SAME
+        if _version(here[name]) != _version(there[name])
     )
+
+
+def _version(value: object) -> str:
+    """Without the part that says what torch was built for."""
+    return str(value).partition("+")[0] or "unknown"
 
 
 def sources() -> str:
@@ -117,10 +102,6 @@ def _listed() -> list[Gpu]:
 
 def _cores() -> str:
     """The cores that this process may use: CPU 0-3,8."""
-    runs: list[list[int]] = []
-    for core in sorted(os.sched_getaffinity(0)):
-        if runs and core == runs[-1][-1] + 1:
-            runs[-1].append(core)
-        else:
-            runs.append([core])
+    cores = enumerate(sorted(os.sched_getaffinity(0)))
+    runs = [[core for _, core in run] for _, run in groupby(cores, lambda pair: pair[1] - pair[0])]
     return "CPU " + ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

@@ -1,55 +1,52 @@
 """Workers on this machine, a measuring process each: one a GPU or a share of the cores."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 
-from mtabench.cluster.facts import Facts, Gpu, facts_here, gpus_of_machine
+from mtabench.cluster.facts import Facts, Gpu, gpus_of_machine
+from mtabench.cluster.worker import Measurer, stop
 from mtabench.cluster_options import ClusterOptions
-from mtabench.errors import MtabenchError, UsageError
-from mtabench.processes import ProcessEndedError
-from mtabench.sweeps.measuring_process import CORES, MeasuringProcess, pin_cores
+from mtabench.errors import UsageError
+from mtabench.sweeps.measuring_process import CORES, Outcome
 
 
-class LocalWorker(MeasuringProcess):
-    """A worker on this machine; `device_name` is empty if it is not known yet."""
+class LocalWorkers:
+    """The workers that --gpus or --workers ask for; none starts before it has a task.
 
-    is_there = True
+    `device_name` is empty if it is not known yet. Raises UsageError for GPUs or cores that are not there.
+    """
 
-    def __init__(self, name: str, device: str, environment: Mapping[str, str], device_name: str = "") -> None:
-        super().__init__(environment)
-        self.name, self.device_name = name, device_name
-        self._device = device
+    def __init__(self, asked: ClusterOptions, run_id: str) -> None:
+        self.device_name = ""
+        if asked.workers is not None:
+            chosen = _shares(asked.workers)
+        else:
+            gpus = _chosen(asked.gpus or "all")
+            self.device_name = gpus[0].name
+            # By their UUIDs: CUDA may count GPUs in another order than nvidia-smi.
+            chosen = {f"GPU {gpu.index}": {"CUDA_VISIBLE_DEVICES": gpu.uuid} for gpu in gpus}
+        device = "cuda" if asked.workers is None else "cpu"
+        self._measurers = {name: Measurer(run_id, name, device, variables) for name, variables in chosen.items()}
+        self._threads = ThreadPoolExecutor(len(chosen))
+        self._run_id = run_id
 
-    def start(self) -> Facts:
-        """Start the process; what it is. Raises MtabenchError if it cannot start, or has no such device."""
-        said: list[Facts | MtabenchError] = []
-        try:
-            self.call(send_facts, (self._device,), said.append)
-        except ProcessEndedError as error:
-            raise MtabenchError(f"the measuring process does not start: {error}") from None
-        if not isinstance(said[0], Facts):
-            raise said[0]
-        return said[0]
+    def there(self) -> Collection[str]:
+        """The names of all workers."""
+        return self._measurers.keys()
 
+    def start(self, name: str) -> Future[Facts]:
+        """See Measurer.start."""
+        return self._threads.submit(self._measurers[name].start)
 
-def send_facts(send: Callable[[object], None], device: str) -> None:
-    """In the measuring process: send what it is, or why it cannot measure on "cuda" or "cpu"."""
-    pin_cores()
-    try:
-        send(facts_here(device))
-    except MtabenchError as error:
-        send(error)
+    def measure(self, name: str, request: bytes, doing: Callable[[str], None]) -> Future[Outcome]:
+        """See Measurer.measure."""
+        return self._threads.submit(self._measurers[name].measure, request, doing)
 
-
-def local_workers(asked: ClusterOptions) -> list[LocalWorker]:
-    """The workers that --gpus or --workers ask for; raises UsageError for GPUs or cores that are not there."""
-    if asked.workers is not None:
-        return _shares(asked.workers)
-    # By their UUIDs: CUDA may count GPUs in another order than nvidia-smi.
-    return [
-        LocalWorker(f"GPU {gpu.index}", "cuda", {"CUDA_VISIBLE_DEVICES": gpu.uuid}, gpu.name)
-        for gpu in _chosen(asked.gpus or "all")
-    ]
+    def stop(self) -> None:
+        """End the measuring processes."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        stop(self._run_id)
 
 
 def _chosen(text: str) -> list[Gpu]:
@@ -74,7 +71,7 @@ def _chosen(text: str) -> list[Gpu]:
     return [there[number] for number in dict.fromkeys(map(int, parts))]
 
 
-def _shares(workers: int) -> list[LocalWorker]:
+def _shares(workers: int) -> dict[str, dict[str, str]]:
     """Equal shares of the cores; what is left over is left alone, so that all workers measure on the same."""
     cores = sorted(os.sched_getaffinity(0))
     if workers > len(cores):
@@ -83,4 +80,4 @@ def _shares(workers: int) -> list[LocalWorker]:
         )
     share = len(cores) // workers
     named = [",".join(map(str, cores[number * share : (number + 1) * share])) for number in range(workers)]
-    return [LocalWorker(f"CPU {mine}", "cpu", {CORES: mine, "OMP_NUM_THREADS": str(share)}) for mine in named]
+    return {f"CPU {mine}": {CORES: mine, "OMP_NUM_THREADS": str(share)} for mine in named}

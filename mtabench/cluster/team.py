@@ -1,73 +1,81 @@
-"""The workers that a sweep asks for: started or found, asked what they are, given the sweep, and let go."""
+"""The workers of a sweep: started or found, asked what they are, given its groups one by one, and let go."""
 
 from __future__ import annotations
 
 import secrets
+import textwrap
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from mtabench.cluster.crew import Crew, Worker
-from mtabench.cluster.facts import Facts
-from mtabench.cluster.local import LocalWorker, local_workers
+from mtabench.cluster.facts import Facts, differences, facts_here
+from mtabench.cluster.groups import Group, Groups
+from mtabench.cluster.local import LocalWorkers
 from mtabench.cluster_options import ClusterOptions
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.prose import plural
+from mtabench.measuring.timing import Settings
+from mtabench.problem.case import Case
+from mtabench.results.writer import Writer, to_resume
+from mtabench.sweeps.estimate import estimate_seconds
+from mtabench.sweeps.plan import Plan
+from mtabench.sweeps.sweep import interruptible, shapes
 from mtabench.sweeps.this_process import ThisProcess
+from mtabench.sweeps.watching import Watcher
 
 if TYPE_CHECKING:
-    from mtabench.measuring.timing import Settings
-    from mtabench.problem.case import Case
-    from mtabench.results.writer import Writer
-    from mtabench.sweeps.plan import Plan
-    from mtabench.sweeps.watching import Watcher
+    from mtabench.cluster.dask_cluster import DaskWorkers
 
 COME_S = 60.0  # for a cluster's first worker, which its queue may still be starting
-MOST_PLACES = 16  # of workers in a line
 START_S = 300.0  # for measuring processes: torch may have to come from a slow disk
+NO_WORKER_S = 120.0  # for workers to come back, all being gone
+LOOK_AGAIN_S = 1.0
+LONGEST_LINE = 500
 
 
 class Team(ThisProcess):
-    """The workers of one sweep. Until `meet`, what they are is known only as far as this machine tells."""
+    """The workers of one sweep, by name, each with one call at a time: to start, or to measure a group."""
 
-    def __init__(
-        self, asked: ClusterOptions, device: str, local: Sequence[LocalWorker], crew: Crew | None, run_id: str = ""
-    ) -> None:
+    def __init__(self, workers: LocalWorkers | DaskWorkers | None, run_id: str = "") -> None:
+        """`workers` is None where they are not known, as in a dry run on a cluster; `run_id` is empty in a dry run."""
         super().__init__()
-        self._asked, self._device, self._local, self._crew, self._run_id = asked, device, local, crew, run_id
-        self._workers: Mapping[Worker, Facts] = {}
+        self._workers, self._run_id = workers, run_id
+        self._calls: dict[Future[Any], tuple[str, Group | None]] = {}
+        self._known: set[str] = set()  # that are there
+        self._fit: set[str] = set()  # of these, those that may measure
+        self._facts: dict[str, Facts] = {}
+        self._like: dict[str, Any] = {}  # facts with the versions of this process, and the first worker's device
 
     @property
     def device_name(self) -> str:
         """The device's name, empty if it is not known yet."""
-        names = [facts.device for facts in self._workers.values()] or [local.device_name for local in self._local]
-        return names[0] if names else ""
+        return str(self._like.get("device") or getattr(self._workers, "device_name", ""))
+
+    @property
+    def _count(self) -> int:
+        """How many workers there are, as far as that is known."""
+        return len(self._fit) or (len(self._workers.there()) if isinstance(self._workers, LocalWorkers) else 0)
 
     def meet(self) -> list[str]:
         """Wait for the workers; who measures, in lines for a person.
 
         Raises UsageError if there are none, or one that may not measure.
         """
-        if self._crew is not None:
+        if self._run_id:
             try:
                 with Console(stderr=True).status("waiting for the workers"):
-                    self._workers = self._fit(self._first())
+                    self._wait()
             except ConnectionError as error:
                 raise MtabenchError(f"{error}; nothing was measured yet") from error
-        count = len(self._workers) or len(self._local)
-        if not count:
+        if not self._count:
             return ["workers: those of the cluster; the time is that of one"]
         where = f" on {self.device_name}" if self.device_name else ""
-        places = ", ".join([facts.place for facts in self._workers.values()][:MOST_PLACES])
-        more = f" and {count - MOST_PLACES} more" if count > MOST_PLACES else ""
-        return [
-            f"workers: {count}{where}" + (f": {places}{more}" if places else ""),
-            *sharing(facts.place for facts in self._workers.values() if not facts.gpu),
-        ]
+        places = ": " + ", ".join(facts["worker"] for facts in self._facts.values()) if self._facts else ""
+        return [textwrap.shorten(f"workers: {self._count}{where}{places}", LONGEST_LINE, placeholder=" ...")]
 
     def against(self, cases: Sequence[Case]) -> dict[Case, str]:
         """Nothing: the workers find out which cells cannot run there."""
@@ -75,115 +83,140 @@ class Team(ThisProcess):
 
     def seconds(self, cases: Sequence[Case], settings: Settings) -> float:
         """A guess of how long the team takes for these cells."""
-        from mtabench.sweeps.estimate import estimate_seconds
-        from mtabench.sweeps.sweep import shapes
-
         groups = [estimate_seconds(group, settings) for group in shapes(cases)]
-        return max(0.0, *groups, sum(groups) / (len(self._workers) or len(self._local) or 1))
+        return max(0.0, *groups, sum(groups) / (self._count or 1))
 
     def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: Watcher) -> None:
-        """Measure the cells that the writer's file does not have yet; raises as sweep.run does."""
-        from mtabench.cluster.sweep import CrewSweep
+        """Measure the cells that the writer's file does not have yet.
 
-        assert self._crew is not None
-        CrewSweep(self._crew, self._workers, plan, writer, settings, watcher, self._run_id).run()
+        Raises MtabenchError, with all that was measured kept, if no worker or no scheduler is left or the disk takes
+        no more, and SweepInterruptedError after Ctrl-C.
+        """
+        groups = Groups(plan, writer, settings, watcher, self._run_id)
+        last_seen = time.monotonic()
+        with interruptible(plan, writer):
+            try:
+                while groups.waiting or any(group for _, group in self._calls.values()):
+                    self._hand_out(groups, watcher)
+                    if self._fit:
+                        last_seen = time.monotonic()
+                    elif time.monotonic() - last_seen > NO_WORKER_S:
+                        raise ConnectionError(f"no worker was left for {NO_WORKER_S:g} s")
+                    ended = self._ended()
+                    for name, group, found in ended:
+                        if group is None and (reason := self._admit(name, found)):
+                            watcher.said(f"worker {self._place(name)} is left out: {reason}")
+                        elif name not in self._fit:
+                            watcher.working(self._place(name), "")
+                    groups.write([(group, self._facts[name], found) for name, group, found in ended if group])
+            except ConnectionError as error:
+                raise MtabenchError(
+                    f"{error}; what was measured is kept in {writer.path}, and {to_resume(writer.path)} measures "
+                    "the rest"
+                ) from error
 
-    def _fit(self, met: Mapping[Worker, Facts]) -> Mapping[Worker, Facts]:
-        """The workers; raises UsageError if they are not all alike, and like this process."""
-        from mtabench.cluster.facts import facts_here
-        from mtabench.cluster.sweep import reason_against
+    def _hand_out(self, groups: Groups, watcher: Watcher) -> None:
+        """Give a group to each worker that has none."""
+        assert self._workers is not None
+        busy = {name for name, _ in self._calls.values()}
+        for name, group in zip(self._fit - busy, groups.waiting.copy(), strict=False):
+            groups.waiting.popleft()
+            facts = self._facts[name]
+            doing = partial(watcher.working, facts["worker"])
+            self._calls[self._workers.measure(name, groups.request(group, facts), doing)] = name, group
 
-        # A login node has no GPU, and needs none to say which code it has.
-        versions = facts_here("cpu").versions()
-        gpus: dict[str, str] = {}
-        for facts in met.values():
-            reason = reason_against(facts, versions)
-            if reason:
-                raise UsageError(
-                    f"the worker on {facts.place} does not run the same as this process: {reason}; "
-                    "install the same on both"
-                )
-            if facts.gpu and facts.gpu in gpus:
-                raise UsageError(
-                    f"the workers on {gpus[facts.gpu]} and {facts.place} share the GPU {facts.gpu}; start one worker a "
-                    "GPU, each with its own CUDA_VISIBLE_DEVICES"
-                )
-            gpus[facts.gpu] = facts.place
-        devices = list(dict.fromkeys(facts.device for facts in met.values()))
-        if len(devices) > 1:
-            raise UsageError(
-                f"the workers have {', '.join(devices)}, and a sweep measures on one of them; choose some by "
-                "--gpus 0,2, or start workers on GPUs of one kind"
-            )
-        return met
+    def _ended(self) -> list[tuple[str, Group | None, Any]]:
+        """Ask new workers what they are, and wait a little for calls to end.
 
-    def _first(self) -> Mapping[Worker, Facts]:
-        """Those that are there now, once they have started to measure; of a cluster, those that answer in time."""
-        assert self._crew is not None
-        found: dict[Worker, Facts] = {}
-        began = time.monotonic()
-        while len(found) < len(self._local) or self._crew.busy or not found:
-            waited = time.monotonic() - began
-            if waited > START_S or (waited > COME_S and not self._local and not self._crew.busy):
-                break
-            for event in self._crew.events(1.0):
-                if event.kind == "ready":
-                    found[event.worker] = event.value
-                elif event.kind == "failed":
-                    raise UsageError(f"the worker {event.worker.name} cannot measure: {event.value}")
-        if found and len(found) >= len(self._local):
+        Returns these with Facts or an Outcome, or why there is none. Raises ConnectionError if the scheduler is gone.
+        """
+        assert self._workers is not None
+        there = set(self._workers.there())
+        for name in there - self._known:
+            self._calls[self._workers.start(name)] = name, None
+        self._known = there
+        self._fit &= there
+        for future, (name, _) in self._calls.items():
+            if name not in there:
+                future.cancel()
+        if not self._calls:
+            time.sleep(LOOK_AGAIN_S)
+        wait(self._calls, LOOK_AGAIN_S, FIRST_COMPLETED)
+        done = [future for future in self._calls if future.done()]
+        if any(future.cancelled() and self._calls[future][0] in there for future in done):
+            raise ConnectionError("the connection to Dask's scheduler was lost")  # Dask cancels all calls then
+        ended = [(*self._calls.pop(future), future) for future in done]
+        return [(name, group, _result(future)) for name, group, future in ended if group or not future.cancelled()]
+
+    def _admit(self, name: str, found: Facts | str) -> str:
+        """Let a worker take part, or why it may not."""
+        if isinstance(found, str):
             return found
-        if self._local:
-            raise UsageError(f"only {len(found)} of {len(self._local)} workers started within {START_S:g} s")
-        from mtabench.cluster.dask_cluster import RESOURCES
+        self._facts[name] = found
+        if not self._like:  # a login node has no GPU, and needs none to say which code it has
+            self._like = facts_here("cpu") | {"device": found["device"]}
+        if different := differences(self._like, found):
+            return f"it has {different}"
+        if found["gpu"] and found["gpu"] in {self._facts[other]["gpu"] for other in self._fit}:
+            return f"its GPU {found['gpu']} is another worker's"
+        self._fit.add(name)
+        return ""
 
-        raise UsageError(
-            f"{self._asked.scheduler} has no worker that is free and was started with --resources "
-            f"{RESOURCES[self._device]}=1 ({COME_S:g} s were waited); docs/cluster.md says how to start some"
-        )
+    def _place(self, name: str) -> str:
+        return self._facts[name]["worker"] if name in self._facts else name
+
+    def _wait(self) -> None:
+        """Until those that are there now have started to measure, and one at least."""
+        began = time.monotonic()
+        while self._calls or not self._fit:
+            waited = time.monotonic() - began
+            if waited > START_S or (waited > COME_S and not self._calls):
+                break
+            for name, _, found in self._ended():
+                if reason := self._admit(name, found):
+                    raise UsageError(
+                        f"the worker {self._place(name)} cannot measure: {reason}; workers need the versions of this "
+                        "process and one kind of GPU, which --gpus 0,2 chooses, each a GPU of its own"
+                    )
+        if not self._fit:
+            raise UsageError(
+                f"no worker was free within {waited:.0f} s; start workers of a cluster with --resources GPU=1, or with "
+                "CPU=1 for --device cpu, as docs/cluster.md says"
+            )
+
+
+def _result(future: Future[Any]) -> Any:
+    """What a call returned, or why it returned nothing."""
+    try:
+        return future.result()
+    except CancelledError:
+        return "its worker was lost"
+    except MtabenchError as error:
+        return str(error)
+    except Exception as error:
+        return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 @contextmanager
 def gathered(asked: ClusterOptions, device: str, dry_run: bool) -> Iterator[Team]:
-    """Start the workers on this machine, or connect to those of a cluster; on the way out they end or are let go.
+    """The workers of this machine or of a cluster, whose measuring processes end on the way out.
 
     Nothing is started or reached for a dry run. Raises UsageError for what is not there.
     """
-    run_id = secrets.token_hex(6)
-    if asked.scheduler is None:
-        local = local_workers(asked)
-        if dry_run:
-            yield Team(asked, device, local, None)
-            return
-        print(f"starting {plural(len(local), 'worker')}", flush=True)
-        arriving = iter([local])
-        with _stopped(Crew(lambda: next(arriving, ()))) as crew:
-            yield Team(asked, device, local, crew, run_id)
-        return
-    from mtabench.cluster.dask_cluster import connected
-    from mtabench.cluster.security import security_of
+    run_id = "" if dry_run else secrets.token_hex(6)
+    with ExitStack() as stack:
+        workers: LocalWorkers | DaskWorkers | None = None
+        if asked.scheduler is None:
+            workers = LocalWorkers(asked, run_id)
+        else:
+            from mtabench.cluster.dask_cluster import connected, security_of
 
-    security = security_of(asked.scheduler)
-    if dry_run:
-        yield Team(asked, device, [], None)
-        return
-    with connected(asked.scheduler, security, device, run_id) as cluster, _stopped(Crew(cluster.arriving)) as crew:
-        yield Team(asked, device, [], crew, run_id)
-
-
-@contextmanager
-def _stopped(crew: Crew) -> Iterator[Crew]:
-    try:
-        yield crew
-    finally:
-        crew.stop()
-
-
-def sharing(places: Iterable[str]) -> list[str]:
-    """A line for each place, such as "node07 CPU 0-3", where several workers measure on the same cores."""
-    return [
-        f"{count} workers on {place} slow each other down: start one a machine, or each with cores of its own, such as "
-        "MTABENCH_CORES=0,1"
-        for place, count in Counter(places).items()
-        if count > 1
-    ]
+            security = security_of(asked.scheduler)
+            if not dry_run:
+                workers = stack.enter_context(connected(asked.scheduler, security, device, run_id))
+        try:
+            yield Team(workers, run_id)
+        finally:
+            if workers is not None:
+                with suppress(KeyboardInterrupt):  # once more, out of impatience
+                    workers.stop()

@@ -1,46 +1,74 @@
-"""What runs in Dask's worker processes, called by name from the sweep's process; nothing here imports torch.
+"""What a worker does, in a task of Dask's or in a thread of the sweep's process; nothing here imports torch.
 
-The functions that start and use the measuring process are tasks: they run in the worker's one task thread, which
-lives as long as the worker, and with which the kernel ends the process.
+The kernel ends a measuring process with the thread that started it: Dask's worker has one thread for all its tasks.
 """
 
-from distributed import get_worker
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from mtabench.cluster.facts import Facts
-from mtabench.cluster.local import LocalWorker
-from mtabench.sweeps.measuring_process import Outcome
+from mtabench.cluster.facts import Facts, facts_here
+from mtabench.errors import MtabenchError
+from mtabench.processes import ProcessEndedError
+from mtabench.sweeps.measuring_process import MeasuringProcess, Outcome, pin_cores
 
-_measurer: LocalWorker | None = None  # its name is the sweep
-
-
-def start(run_id: str, device: str) -> Facts:
-    """Start the measuring process of a sweep in the place of an earlier one; what it is. Raises MtabenchError."""
-    return _of(run_id, device).start()
+processes: dict[str, tuple[str, MeasuringProcess]] = {}  # by worker, each with the sweep that it is for
 
 
-def measure(run_id: str, device: str, request: bytes) -> Outcome:
-    """Measure a group; what the process works on becomes events of Dask's."""
-    worker = get_worker()
+@dataclass(frozen=True, slots=True)
+class Measurer:
+    """Measures for one sweep: in a process on "cuda" or "cpu", with variables of its own.
 
-    def doing(text: str) -> None:  # Dask's messages hold plain texts, no kinds of them
-        worker.log_event(run_id, {"worker": worker.address, "text": str(text)})
+    `name` is "GPU 0" or "CPU 0,1" on this machine, and the address of a worker of Dask's.
+    """
 
-    return _of(run_id, device).measure(request, doing)
+    run_id: str
+    name: str
+    device: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def start(self) -> Facts:
+        """Start the process; what it is. Raises MtabenchError if it cannot start, or has no such device."""
+        received: list[Facts | MtabenchError] = []
+        try:
+            self._process().call(send_facts, (self.device,), received.append)
+        except ProcessEndedError as error:
+            raise MtabenchError(f"the measuring process does not start: {error}") from None
+        (facts,) = received
+        if isinstance(facts, MtabenchError):
+            raise facts
+        return facts
+
+    def measure(self, request: bytes, doing: Callable[[str], None] | None = None) -> Outcome:
+        """Measure a packed Request; `doing` is given what the process works on, or it becomes events of Dask's."""
+        return self._process().measure(request, doing or self._log)
+
+    def _log(self, text: str) -> None:
+        from distributed import get_worker
+
+        # Dask's messages hold plain texts, no kinds of them.
+        get_worker().log_event(self.run_id, {"worker": self.name, "text": str(text)})
+
+    def _process(self) -> MeasuringProcess:
+        """The process of this sweep here; another sweep's ends, since both would share the device."""
+        run_id, process = processes.get(self.name) or ("", MeasuringProcess())
+        if run_id != self.run_id:
+            process.stop()
+            process = MeasuringProcess(self.environment)
+            processes[self.name] = self.run_id, process
+        return process
 
 
 def stop(run_id: str) -> None:
-    """End the measuring process of a sweep, even in the middle of a group."""
-    global _measurer
-    if _measurer is not None and _measurer.name == run_id:
-        _measurer.stop()
-        _measurer = None
+    """End the measuring processes of a sweep for good, even in the middle of a group."""
+    for its, process in list(processes.values()):
+        if its == run_id:
+            process.stop()
 
 
-def _of(run_id: str, device: str) -> LocalWorker:
-    """What measures for this sweep here; another sweep's process ends, since both would share the device."""
-    global _measurer
-    if _measurer is None or _measurer.name != run_id:
-        if _measurer is not None:
-            _measurer.stop()
-        _measurer = LocalWorker(run_id, device, {})
-    return _measurer
+def send_facts(send: Callable[[object], None], device: str) -> None:
+    """In the measuring process: send what it is, or why it cannot measure on "cuda" or "cpu"."""
+    pin_cores()
+    try:
+        send(facts_here(device))
+    except MtabenchError as error:
+        send(error)

@@ -42,7 +42,6 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput) -> int:
     bare = {key_of_row(row) for row in without_samples(path, found)}  # they cannot be compared
     already = {key: row for row in found if (key := key_of_row(row)) not in bare}
     with _measuring(asked, plan, dry_run) as team:
-        # By now the workers, if there are any, import torch; this process does as well.
         from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings
         from mtabench.sweeps.settings import make_settings
         from mtabench.sweeps.sweep import check_same_device, shapes
