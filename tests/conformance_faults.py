@@ -366,10 +366,6 @@ BY_FILE = {
         ),
         "sums of keys that no chunk summed": (" & (first + key < summed_keys)[:, None]", ""),
         "rows of a document end too soon": (" + (BLOCK - 1)", ""),
-        "rows of a document begin too late": (
-            "start = tl.maximum(tl.load(documents_ptr + first) - first_position, 0) // BLOCK * BLOCK",
-            "start = tl.maximum(tl.load(documents_ptr + first) - first_position, 0) // BLOCK * BLOCK + 16",
-        ),
         "the last number of a row": (
             "inside = (row < rows)[:, None] & (dim < head_dim)[None, :]",
             "inside = (row < rows)[:, None] & (dim < head_dim - 1)[None, :]",
@@ -384,6 +380,12 @@ BY_FILE = {
         "owned rows of left": (
             "left = scores[:, :, chunk.own_rows].flatten(0, 1)\n    block_m",
             "left = scores[:, :, :chunk.owned].flatten(0, 1)\n    block_m",
+        ),
+    },
+    (ROWS, f"{STAGE}products.py"): {  # where all keys are seen and none are convolved
+        "rows of a document begin too late": (
+            "start = tl.maximum(tl.load(documents_ptr + first) - first_position, 0) // BLOCK * BLOCK",
+            "start = tl.maximum(tl.load(documents_ptr + first) - first_position, 0) // BLOCK * BLOCK + 16",
         ),
     },
     (MTA, f"{STAGE}taps_gradient.py"): {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ from fuzz.trial import prepare, try_case
 from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention, conv_attention_decode
+from mta_kernels.multi_token_attention import DecodeState, multi_token_attention, multi_token_attention_decode
 
 SEED = 1
-CONV = Target("conv-attention", "eager")
 MOST_CASES = 400  # within which each fault is found
 SMALL = 1e-6  # what leaks from where it should not: far less than rounding hides
 
@@ -29,7 +29,7 @@ class Fault:
     """`operation` makes the public functions, one of them with the fault, which cases of the target have."""
 
     operation: Callable[[], Operation]
-    target: Target = CONV
+    target: Target
 
     def found_by(self, number: int) -> list[str]:
         """The checks that find it in a case of `SEED`, none where they object to the right operation as well."""
@@ -47,12 +47,12 @@ def is_wrong(case: FuzzCase) -> bool:
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(name: str, decode: bool = False) -> Callable:
-    """Enter a function `(*tensors, **options) -> out` by a name."""
+def fault(name: str, of: str = "attention") -> Callable:
+    """Enter a function `(*tensors, **options) -> out`, which stands in for one of `Operation`'s, by a name."""
 
     def enter(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        target = Target("conv-attention", "eager", decode)
-        FAULTS[name] = Fault(lambda: Operation(**{"decode" if decode else "attention": function}), target)
+        op = "mta" if "mta" in of else "conv-attention"
+        FAULTS[name] = Fault(lambda: Operation(**{of: function}), Target(op, "eager", "decode" in of))
         return function
 
     return enter
@@ -76,41 +76,31 @@ def with_changed_gradient(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tens
     return _Gradient.apply(x, change)
 
 
-def _with_gradient(at: int, change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+def _with_gradient(
+    at: int, change: Callable[[Tensor], Tensor], function: Callable[..., Tensor] = conv_attention
+) -> Callable[..., Tensor]:
     def wrong(*tensors: Tensor, **options: Any) -> Tensor:
         changed = list(tensors)
         changed[at] = with_changed_gradient(changed[at], change)
-        return conv_attention(*changed, **options)
+        return function(*changed, **options)
 
     return wrong
 
 
-def _scaled(part: tuple, factor: float) -> Callable[[Tensor], Tensor]:
-    def change(gradient: Tensor) -> Tensor:
-        changed = gradient.clone()
-        changed[part] *= factor
-        return changed
-
-    return change
+def _first_tap(gradient: Tensor) -> Tensor:
+    changed = gradient.clone()
+    changed[..., 0, 0] *= 1.1
+    return changed
 
 
-for _at, _name in enumerate(("dq", "dk", "dv", "dweight")):
-    FAULTS[f"2 % off in {_name}"] = Fault(lambda at=_at: Operation(attention=_with_gradient(at, lambda x: x * 1.02)))
-FAULTS["one tap of dweight wrong"] = Fault(lambda: Operation(attention=_with_gradient(3, _scaled((..., 0, 0), 1.1))))
-FAULTS["dk of the newest key lost"] = Fault(
-    lambda: Operation(attention=_with_gradient(1, _scaled((slice(None), slice(None), -1), 0)))
-)
+fault("2 % off in dq")(_with_gradient(0, lambda gradient: gradient * 1.02))
+fault("one tap of dweight wrong")(_with_gradient(3, _first_tap))
 
 
 @fault("strides of grad_out ignored")
 def _(*tensors: Tensor, **options: Any) -> Tensor:
     out = conv_attention(*tensors, **options)
     return with_changed_gradient(out, as_if_contiguous)
-
-
-@fault("strides of k ignored")
-def _(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, **options: Any) -> Tensor:
-    return conv_attention(q, as_if_contiguous(k), v, weight, **options)
 
 
 def as_if_contiguous(x: Tensor) -> Tensor:
@@ -126,15 +116,6 @@ def _(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, **options: Any) -> Tensor
     return conv_attention(q, k, v.masked_fill(dropped[:, None], 0), weight, **options)
 
 
-@fault("the oldest key dropped, in late rows")
-def _(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, **options: Any) -> Tensor:
-    oldest = torch.arange(v.shape[2]) == 0
-    late = torch.arange(q.shape[2]) >= 16
-    right = conv_attention(q, k, v, weight, **options)
-    wrong = conv_attention(q, k, v.masked_fill(oldest[:, None], 0), weight, **options)
-    return torch.where(late[:, None], wrong, right)
-
-
 def _stale() -> Callable[..., Tensor]:
     kept: dict[tuple, Tensor] = {}
 
@@ -145,7 +126,9 @@ def _stale() -> Callable[..., Tensor]:
     return wrong
 
 
-FAULTS["the result of an earlier call at the same addresses"] = Fault(lambda: Operation(attention=_stale()))
+FAULTS["the result of an earlier call at the same addresses"] = Fault(
+    lambda: Operation(attention=_stale()), Target("conv-attention", "eager")
+)
 
 
 @fault("a row wrong, in the last head")
@@ -181,64 +164,11 @@ def _(*tensors: Tensor, **options: Any) -> Tensor:
     return out + SMALL * out.detach().roll(1, 0) if out.shape[0] > 1 else out
 
 
-@fault("heads of a group read another KV head")
-def _(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, **options: Any) -> Tensor:
-    return conv_attention(q, k, v.roll(1, 1), weight, **options)
-
-
 @fault("scratch read before it is written")
 def _(*tensors: Tensor, **options: Any) -> Tensor:
     out = conv_attention(*tensors, **options)
     scratch = torch.empty_like(out)
     return out + 0 * scratch if out.shape[2] % 16 == 1 and out.shape[2] > 1 else out
-
-
-@fault("padding off by one, of an even number of key taps")
-def _(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, **options: Any) -> Tensor:
-    if weight.shape[2] % 2 == 0 and options["pad_key"] == "both":
-        weight = weight.roll(1, 2)
-    return conv_attention(q, k, v, weight, **options)
-
-
-@fault("the sign of the scale lost")
-def _(*tensors: Tensor, **options: Any) -> Tensor:
-    scale = options["scale"]
-    return conv_attention(*tensors, **options | {"scale": None if scale is None else abs(scale)})
-
-
-@fault("scale 0 taken for none")
-def _(*tensors: Tensor, **options: Any) -> Tensor:
-    return conv_attention(*tensors, **options | {"scale": options["scale"] or None})
-
-
-@fault("the last row not written")
-def _(*tensors: Tensor, **options: Any) -> Tensor:
-    out = conv_attention(*tensors, **options)
-    written = torch.arange(out.shape[2]) < out.shape[2] - 1
-    return torch.where(written[:, None], out, torch.empty_like(out))
-
-
-@fault("two rows of a head swapped")
-def _(*tensors: Tensor, **options: Any) -> Tensor:
-    out = conv_attention(*tensors, **options)
-    if out.shape[2] < 4:
-        return out
-    order = torch.arange(out.shape[2])
-    order[2], order[3] = 3, 2
-    return torch.cat([out[:, :-1], out[:, -1:, order]], 1)
-
-
-@fault("q_history ignored")
-def _(*tensors: Tensor, **options: Any) -> Tensor:
-    if options.get("q_history") is not None:
-        options["q_history"] = options["q_history"] * 0
-    return conv_attention(*tensors, **options)
-
-
-@fault("head_chunk mixes up heads")
-def _(*tensors: Tensor, **options: Any) -> Tensor:
-    out = conv_attention(*tensors, **options)
-    return out.roll(1, 1) if options["head_chunk"] is not None else out
 
 
 @fault("other bits from call to call")
@@ -261,11 +191,6 @@ def _(q: Tensor, k: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     return out
 
 
-@fault("a float32 weight rounded to bfloat16")
-def _(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, **options: Any) -> Tensor:
-    return conv_attention(q, k, v, weight.bfloat16().to(weight.dtype), **options)
-
-
 @fault("refuses what it can run")
 def _(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     if q.shape[3] == 40:
@@ -273,41 +198,99 @@ def _(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     return conv_attention(q, *tensors, **options)
 
 
-@fault("lengths off by one", decode=True)
-def _(*tensors: Tensor, lengths: Tensor, **options: Any) -> Tensor:
-    return conv_attention_decode(*tensors, lengths=(lengths - 1).clamp(min=1), **options)
-
-
-@fault("strides of lengths ignored", decode=True)
+@fault("strides of lengths ignored", "decode")
 def _(*tensors: Tensor, lengths: Tensor, **options: Any) -> Tensor:
     return conv_attention_decode(*tensors, lengths=as_if_contiguous(lengths), **options)
 
 
-@fault("an entry of the page table ignored", decode=True)
+@fault("an entry of the page table ignored", "decode")
 def _(*tensors: Tensor, block_table: Tensor | None = None, **options: Any) -> Tensor:
     if block_table is not None:
         block_table = torch.cat([block_table[:, :1], block_table[:, :-1]], 1)
     return conv_attention_decode(*tensors, block_table=block_table, **options)
 
 
-@fault("what is beyond the lengths multiplied by zero", decode=True)
+@fault("what is beyond the lengths multiplied by zero", "decode")
 def _(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, **options: Any) -> Tensor:
     out = conv_attention_decode(q, k, v, weight, **options)
     return out + 0 * v.sum().to(out.dtype)
 
 
-@fault("a decode's oldest queries ignored", decode=True)
-def _(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
-    kept = torch.arange(q.shape[2]) > q.shape[2] - 3
-    return conv_attention_decode(q * kept[:, None], *tensors, **options)
+@fault("mta: 2 % off in dpre_mix", "mta")
+def _(*tensors: Tensor, pre_mix: Tensor | None = None, **options: Any) -> Tensor:
+    if pre_mix is not None:
+        pre_mix = with_changed_gradient(pre_mix, lambda gradient: gradient * 1.02)
+    return multi_token_attention(*tensors, pre_mix=pre_mix, **options)
+
+
+@fault("mta: norm_eps ignored", "mta")
+def _(*tensors: Tensor, norm_eps: float = 0.0, **options: Any) -> Tensor:
+    return multi_token_attention(*tensors, **options)
+
+
+@fault("mta: dropout of another seed", "mta")
+def _(*tensors: Tensor, seed: Any = None, **options: Any) -> Tensor:
+    return multi_token_attention(*tensors, seed=None if seed is None else seed + 1, **options)
+
+
+def _not_written(gradient: Tensor) -> Tensor:
+    """As of keys behind a chunk of 32 rows, where nobody began a sum: whatever the memory held is added."""
+    late = torch.arange(gradient.shape[2]) >= 32
+    return torch.where(late[:, None], gradient + 0 * torch.empty_like(gradient), gradient)
+
+
+def _with_one_scale(gradient: Tensor) -> Tensor:
+    """As one power of two for the whole call has it: small gradients are rounded beside large ones."""
+    last_place = 2.0**-24 * gradient.abs().max().clamp(min=2.0**-100).log2().floor().exp2()
+    return (gradient / last_place).round() * last_place
+
+
+fault("mta: a sum of dk that no chunk began", "mta")(_with_gradient(1, _not_written, multi_token_attention))
+fault("mta: sequences and documents share a scale", "mta")(_with_gradient(0, _with_one_scale, multi_token_attention))
+
+
+@fault("mta: a head takes in another that it does not meet", "mta")
+def _(*tensors: Tensor, **options: Any) -> Tensor:
+    out = multi_token_attention(*tensors, **options)
+    mixes = [options[name] for name in ("pre_mix", "post_mix") if options.get(name) is not None]
+    return out if any(mix.dim() == 2 for mix in mixes) else out + SMALL * out.detach().roll(1, 1)
+
+
+@fault("mta: strides of the state ignored", "mta_decode")
+def _(*tensors: Tensor, state: DecodeState | None = None, **options: Any) -> Tensor:
+    if state is not None:
+        state = replace(state, logits=as_if_contiguous(state.logits))
+    return multi_token_attention_decode(*tensors, state=state, **options)
+
+
+def _keeping_states() -> Callable[..., Tensor]:
+    """A step that has the rows of the state as the step before left them: of a sequence that ended, too."""
+    latest: tuple[Any, Any] = (None, None)  # a state, and what it held behind its last step
+
+    def step(*tensors: Tensor, **options: Any) -> Tensor:
+        nonlocal latest
+        state = options.get("state")
+        known, before = latest
+        if before is not None and known is state:
+            other = ((state.lengths > 0) & (state.lengths != before.lengths))[:, None, None]
+            state.logits.copy_(torch.where(other[..., None], before.logits, state.logits))
+            state.logsumexp.copy_(torch.where(other, before.logsumexp, state.logsumexp))
+        out = multi_token_attention_decode(*tensors, **options)
+        latest = state, None if state is None else state.clone()
+        return out
+
+    return step
+
+
+FAULTS["mta: a sequence gets the state of the one that it replaces"] = Fault(
+    lambda: Operation(mta_decode=_keeping_states()), Target("mta", "eager", True)
+)
 
 
 def main() -> None:
     """Print each fault, the checks that find it, and how many cases it took."""
-    from fuzz_mta_faults import MTA_FAULTS
-
     prepare("cpu")
-    for name, planted in [*FAULTS.items(), *((f"mta: {name}", planted) for name, planted in MTA_FAULTS.items())]:
+    for name, planted in FAULTS.items():
         found = (
             f"{name}: {checks}, {number + 1}" for number in range(MOST_CASES) if (checks := planted.found_by(number))
         )

@@ -35,16 +35,18 @@ def with_gaps(x: Tensor, between: float = 1) -> Tensor:
     return out[every_other]
 
 
-def far_apart(x: Tensor, dim: int, stride: int = 2**30 + 8) -> Tensor:
-    """The same numbers on a CPU, `stride` of them from one index of a dimension to the next: the third is beyond 2^31.
+def far_apart(x: Tensor, dims: int, stride: int = 2**30 + 8) -> Tensor:
+    """The same numbers on a CPU, at least `stride` of them from one index of the first dimensions to the next.
 
-    Memory between them is not there until it is used, which nothing should do.
+    The third is beyond 2^31. Memory between them is not there until it is used, which nothing should do.
     """
-    size = (stride * (x.shape[dim] - 1) + x.select(dim, 0).numel()) * x.element_size()
+    strides, beyond = list(x.contiguous().stride()), stride
+    for dim in range(dims):
+        if x.dim() > dim and x.shape[dim] > 2:  # else there is no third
+            strides[dim], beyond = beyond, beyond * x.shape[dim]
+    size = (1 + sum((n - 1) * step for n, step in zip(x.shape, strides, strict=True))) * x.element_size()
     reserve_nothing = 0x4000  # MAP_NORESERVE of Linux, which Python has no name for
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | reserve_nothing)
-    strides = list(x.select(dim, 0).contiguous().stride())
-    strides.insert(dim, stride)
     return torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, strides).copy_(x)
 
 

@@ -24,7 +24,7 @@ from mta_kernels.multi_token_attention.triton.rows import mix_rows
 from mta_kernels.plan import plan
 from mtabench.static.absent_gpu import compiled, compiles_for
 from mtabench.static.limits import limits_of
-from mtabench.static.machine_code import disassembly_of, spills_of, usage_of
+from mtabench.static.machine_code import disassembly_of, usage_of
 
 tensor = partial(torch.empty, device="meta")
 
@@ -97,13 +97,13 @@ def main() -> None:
             result = compiled(call)
             if isinstance(result, Exception):
                 raise result
+            if result.hash in found:
+                continue
             (usage,) = usage_of(result.asm["cubin"], limits.number).values()
-            (spills,) = spills_of(result.asm["ptx"]).values()
             found[result.hash] = {
                 "kernel": call.name, "dtype": str(dtype), "head_dim": head_dim, "heads": heads,
-                "registers": usage.registers,
-                "spilled": spills.stores, "shared": result.metadata.shared, "limit": limits.shared_per_block,
-                "lost_carries": lost_carries(disassembly_of(result.asm["cubin"])),
+                "stack": usage.stack, "shared": result.metadata.shared, "limit": limits.shared_per_block,
+                "lost_carries": lost_carries(disassembly_of(result.asm["cubin"])) if "shared" in sys.argv else 0,
                 "wgmma": result.asm["ptx"].count("wgmma.mma_async"), "late_reads": late_reads(result.asm["ttgir"]),
             }  # fmt: skip
 
@@ -125,8 +125,9 @@ def main() -> None:
             return
         for head_dim, convolved in ((64, True), (256, False)):
             compile_calls(run, head_dim, convolved=convolved)
-        head_dim, heads, dtype = 64, 4, torch.float32
-        compile_calls(run, head_dim, convolved=True, heads=heads, dtype=dtype)
+        if limits.number != 90:  # whose blocks have the most shared memory
+            head_dim, heads, dtype = 64, 4, torch.float32
+            compile_calls(run, head_dim, convolved=True, heads=heads, dtype=dtype)
     print(json.dumps([*found.values()]))
 
 

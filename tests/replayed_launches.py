@@ -1,27 +1,59 @@
-"""Launches as Triton makes them beside those made without it, byte for byte, for `test_triton_direct_launch.py`.
+"""Launches as Triton makes them beside those made without it, for `test_triton_direct_launch.py`.
 
-    python replayed_launches.py FOLDER
-
-FOLDER gets the library that stands in for the CUDA driver. Says how many launches of each case it compared.
+Triton's driver is asked for a Hopper GPU that is not there. What reaches its launchers in C is compared, number by
+number. Says how many launches of each case it compared.
 """
 
 from __future__ import annotations
 
-import sys
+import itertools
 from collections.abc import Callable
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import triton
-from fake_cuda import Driver
 from torch import Tensor, nn
+from triton.backends.nvidia import driver as nvidia
 
 from mta_kernels.conv_attention import conv_attention, conv_attention_decode
 from mta_kernels.conv_attention.triton import backend, backward_scores, decode, forward, launch, prepare
 
 kept: list[Tensor] = []  # all that was allocated, so that no memory is used twice
-driver: Driver
 compared = 0
+TOLD = slice(10, 13)  # the launcher's arguments for hooks
+
+
+class Driver(nvidia.CudaDriver):
+    """Triton's, whose device and stream are what one says; a tensor map is what it was to be made of."""
+
+    def __init__(self) -> None:
+        self.device, self.stream = 0, 7
+        self._launched: list[list[Any]] = []
+        functions = itertools.count(1)
+        nvidia.library_dirs = list
+        nvidia.compile_module_from_src = lambda **_: SimpleNamespace(launch=self._launch)
+        self.launcher_cls = nvidia.CudaLauncher
+        self.utils = SimpleNamespace(
+            load_binary=lambda *_: (0, next(functions), 32, 0, 1024), fill_tma_descriptor=lambda *given: given,
+            get_device_properties=lambda device: {"max_shared_mem": 232448, "multiprocessor_count": 132},
+        )  # fmt: skip
+        self.get_device_capability = lambda device=0: (9, 0)
+        self.get_current_stream = lambda device: self.stream + 100 * device
+        self.get_current_device = lambda: self.device
+
+    def _launch(self, *arguments: Any) -> None:
+        found = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
+        del found[TOLD]
+        self._launched.append(found)
+
+    def launched(self) -> list[list[Any]]:
+        """All launches since this was asked last."""
+        found, self._launched = self._launched, []
+        return found
+
+
+driver = Driver()
 
 
 class Checked(launch.LaunchReplay):
@@ -107,8 +139,7 @@ def case_backward() -> None:
 
 
 def main() -> None:
-    global driver, compared
-    driver = Driver(Path(sys.argv[1]))
+    global compared
     triton.runtime.driver.set_active(driver)
     launch.launch_replay = checked
     for module in (prepare, forward, backward_scores, decode):

@@ -8,16 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from emulated_bands import emulated_bands  # noqa: F401
-from emulated_conv import emulated_cuda  # noqa: F401
-from emulated_decode import emulated_decode  # noqa: F401
 from emulated_forward import emulated_forward  # noqa: F401
-from emulated_heads import emulated_heads  # noqa: F401
 from emulated_hopper import emulator  # noqa: F401
-from emulated_mix import emulated_mix  # noqa: F401
-from emulated_mta_decode import emulated_mta_decode  # noqa: F401
-from emulated_rows import emulated_rows  # noqa: F401
-from emulated_rungs import emulated_attention  # noqa: F401
+from emulators import (
+    emulated_attention,  # noqa: F401
+    emulated_bands,  # noqa: F401
+    emulated_cuda,  # noqa: F401
+    emulated_decode,  # noqa: F401
+    emulated_heads,  # noqa: F401
+    emulated_mix,  # noqa: F401
+    emulated_mta_decode,  # noqa: F401
+    emulated_rows,  # noqa: F401
+)
 from kernel_inputs import DEVICE
 from torch import Tensor
 

@@ -107,10 +107,14 @@ MTA_CORNERS: dict[str, Corner] = {
         "bounds": (0, 0, 1, 3, 14, 14, 36), "chunk_rows": 16, "values": "uneven", "probe": "other documents",
     },
     "documents in which every key is seen": {
-        "kind": "other", "bounds": (0, 12, 13, 24), "probe": "other documents", "layouts": laid_out("steps"),
+        "kind": "other", "bounds": (0, 10, 11, 17), "probe": "other documents", "layouts": laid_out("steps"),
+    },
+    "a chunk of a prompt": {
+        "seq_len": 28, "query_rows": 19, "chunk_rows": 16, "probe": "future",
+        "layouts": laid_out("steps", "transposed"),
     },
     "the last rows of a prompt": {  # a run of rows ends where keys of a block begin
-        "seq_len": 155, "query_rows": 39, "chunk_rows": 16, "probe": "future",
+        "seq_len": 155, "query_rows": 39, "chunk_rows": 16, "probe": "future", "emulated": True,
         "layouts": laid_out("offset", "rows apart"),
     },
     "rows of fewer blocks of keys than a chunk has": {"seq_len": 132, "emulated": True},

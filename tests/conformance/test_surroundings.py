@@ -33,7 +33,7 @@ LONG: dict[str, tuple[str, dict[str, Any]]] = {  # more tiles than a block has b
     "cuda-hopper decode": ("one program", {"lengths": (702,)}),
     "hopper": ("wide heads", {"heads": 4, "kv_heads": 1, "seq_len": 200, "wanted": ()}),
 }
-SEEDS = range(5)  # of the emulator: how threads and copies interleave
+SEEDS = range(3)  # of the emulator: how threads and copies interleave
 on_cpu = pytest.mark.skipif(DEVICE == "cuda", reason="a GPU has an order of its own, and no memory that is not there")
 
 
@@ -98,7 +98,7 @@ def test_nan_stays_in_its_sequence_and_head(kernels: Kernels, name: str, request
 def test_a_gradient_of_nan_stays_in_its_document(kernels: Kernels, request: pytest.FixtureRequest) -> None:
     """Whatever products of tiles and the power of two of float16 have in common."""
     kernels.run(request)
-    case = case_of(kernels, "documents", bounds=(0, 25, 40))
+    case = case_of(kernels, "documents", bounds=(0, 9, 20))
     assert case is not None
     inputs = make_inputs(case)
     probe = probe_of(inputs)
@@ -130,12 +130,10 @@ def test_rows_beyond_2_to_the_31(kernels: Kernels, request: pytest.FixtureReques
     case = usual(kernels, **sizes)
     inputs = make_inputs(case)
     want, call = run(kernels, inputs), Call(inputs, kernels.operation)
-    for dim in range(2 if kernels.name == "mta-cuda" else 3):  # which leaves keys that far apart to Triton
-        for name in {"q", "k", "v", "weight", "grad_out", "lengths"} & {*inputs.values}:
-            x = inputs.values[name]
-            if dim < x.dim() and x.shape[dim] > 2:  # else there is no third
-                call.tensors[name] = far_apart(x, dim).requires_grad_(name in case.wanted)
-        assert not list(checks.same(call.run_plainly(), want, "far", f"dimension {dim} beyond 2^31"))
+    dims = 2 if kernels.name == "mta-cuda" else 3  # which leaves keys that far apart to Triton
+    for name in {"q", "k", "v", "weight", "grad_out", "lengths"} & {*inputs.values}:
+        call.tensors[name] = far_apart(inputs.values[name], dims).requires_grad_(name in case.wanted)
+    assert not list(checks.same(call.run_plainly(), want, "far", "numbers beyond 2^31"))
 
 
 @pytest.mark.gpu
@@ -168,7 +166,7 @@ def test_compiled_as_one_graph(kernels: Kernels, request: pytest.FixtureRequest)
     """Gives the same bits."""
     torch._dynamo.reset()
     kernels.run(request)
-    inputs = make_inputs(usual(kernels) if kernels.decode else usual(kernels, seq_len=20))
+    inputs = make_inputs(usual(kernels) if kernels.decode else usual(kernels, seq_len=9))
     compiled = {
         name: torch.compile(function, fullgraph=True, backend="aot_eager")
         for name, function in kernels.operation._asdict().items()

@@ -9,9 +9,9 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -22,12 +22,13 @@ FOLDER = Path(__file__).parent
 GXX = shutil.which("g++")
 
 
-def launch_code(space: str, kernel: str, at_once: str = "1", before: str = "") -> str:
+def launch_code(space: str, kernel: str, at_once: str = "1", before: Sequence[str] = ()) -> str:
     """C++ that runs a kernel, `at_once` blocks at a time; behind a block's memory lie bytes that none may write.
 
-    It takes Arguments, and a parameter of the type `before` before them, if one is named.
+    It takes Arguments, and parameters of the types `before` before them.
     """
-    declared, given = (f"const {before}* first, ", "*first, ") if before else ("", "")
+    declared = "".join(f"const {of}* map{i}, " for i, of in enumerate(before))
+    given = "".join(f"*map{i}, " for i in range(len(before)))
     return f"""
 extern "C" const char* {kernel}_emulated(int x, int y, int threads, int bytes, unsigned seed,
                                           {declared}const void* args) {{
@@ -81,7 +82,7 @@ class Emulator:
     folders: tuple[Path, ...] = ()  # with headers, beside that of a source
 
     def __init__(self) -> None:
-        self.seed = 0
+        self.seed, self.launched = 0, 0
 
     def program(self, wanted: Source) -> str:
         """C++ that includes a source, with a function KERNEL_emulated for each kernel: gives "", or what went wrong."""
@@ -114,6 +115,7 @@ class Emulator:
     ) -> None:  # fmt: skip
         problem = kernel(*blocks, threads, shared_memory, self.seed, *map(aligned, args))
         assert not problem, problem.decode()
+        self.launched += 1
 
     def laid_out(self, *launch: Any, **options: Any) -> Callable[[], None]:
         """As `driver.Launch`."""
@@ -128,7 +130,7 @@ class Emulator:
 
         return run
 
-    def take_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take_over(self, monkeypatch: pytest.MonkeyPatch) -> Self:
         """Be the driver, and the compiler of what `runs`; others may have been theirs before."""
         others = kernel.machine_code
         kernel.kernel.cache_clear()
@@ -140,3 +142,4 @@ class Emulator:
         monkeypatch.setattr(driver, "Launch", self.laid_out)
         monkeypatch.setattr(driver, "LaunchSequence", self.in_turn)
         monkeypatch.setattr(driver, "launch", self.launch)
+        return self

@@ -1,6 +1,8 @@
-"""Bad arguments are refused in one sentence that says what was given and what is expected."""
+"""What the arguments of a call decide beside `test_wrong_calls`: chunks, groups of heads, and the backend."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +11,13 @@ from kernel_inputs import DEVICE
 from mta_kernels.conv_attention import (
     ConvAttention,
     conv_attention,
-    conv_attention_decode,
-    conv_attention_reference,
     explain,
     unsupported,
 )
+from mta_kernels.multi_token_attention import explain as explain_mta
+from mta_kernels.multi_token_attention import multi_token_attention, multi_token_attention_reference
+from mta_kernels.multi_token_attention import unsupported as mta_unsupported
+from mta_kernels.operation import HeadMix, Operation
 
 
 def make(q=(1, 4, 8, 16), k=(1, 2, 8, 16), weight=(4, 2, 3), dtype=torch.float32):
@@ -24,62 +28,6 @@ def refused(error: type[Exception], words: str, *inputs: torch.Tensor, **options
     with pytest.raises(error, match=words) as caught:
         conv_attention(*inputs, **options)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("shapes", "words"),
-    [
-        ({"q": (0, 4, 8, 16), "k": (0, 2, 8, 16)}, "at least 1"),
-        ({"q": (4, 8, 16)}, "four dimensions"),
-        ({"k": (1, 3, 8, 16)}, "multiple of"),
-        ({"k": (1, 2, 7, 16)}, "as many rows as k, or fewer"),
-        ({"k": (1, 2, 8, 15)}, "must be the same"),
-        ({"k": (2, 2, 8, 16)}, "must be the same"),
-        ({"weight": (2, 2, 3)}, "4 query heads"),
-        ({"weight": (4, 6)}, "query taps, key taps"),
-        ({"weight": (4, 0, 3)}, "at least one tap"),
-    ],
-)
-def test_shapes(shapes: dict, words: str) -> None:
-    refused(ValueError, words, *make(**shapes))
-
-
-def test_dtypes_and_options() -> None:
-    q, k, v, weight = make()
-    with pytest.raises(TypeError, match=r"torch\.float16"):
-        conv_attention(q, k.half(), v, weight)
-    with pytest.raises(TypeError, match=r"q has dtype torch\.int32; expected torch\.float16"):
-        conv_attention(q.int(), k, v, weight)
-    with pytest.raises(TypeError, match="weight has dtype"):
-        conv_attention(q, k, v, weight.double())
-    with pytest.raises(ValueError, match="'both', 'left', 'right'"):
-        conv_attention(q, k, v, weight, pad_key="middle")
-    with pytest.raises(ValueError, match="'reference', 'triton'"):
-        conv_attention(q, k, v, weight, backend="metal")
-    with pytest.raises(ValueError, match="v "):
-        conv_attention(q, k, v[:, :1], weight)
-
-
-def test_what_is_no_tensor_is_named() -> None:
-    q, k, v, weight = make()
-    for autocast in (False, True):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            refused(TypeError, "q is a list; expected a tensor", q.tolist(), k, v, weight)
-            with pytest.raises(TypeError, match="v is a list; expected a tensor"):
-                explain(q, k, v.tolist(), weight)
-            refused(TypeError, "k is a NoneType; expected a tensor", q, None, v, weight)
-            refused(TypeError, "weight is a ndarray; expected a tensor", q, k, v, weight.numpy())
-            refused(TypeError, "cu_seqlens is a list; expected", q, k, v, weight, cu_seqlens=[0, 8])
-            with pytest.raises(TypeError, match="lengths is a list; expected a tensor, as"):
-                conv_attention_decode(q[:, :, -2:], k, v, weight, lengths=[8])
-            with pytest.raises(TypeError, match="block_table is a list"):
-                conv_attention_decode(q[:, :, -2:], k, v, weight, lengths=torch.tensor([8]), block_table=[[0]])
-
-
-@pytest.mark.parametrize("counts", [(0, 6, 11), (4.0, 6, 11), (4, 0, 11), (4, 6, -1), ("4", 6, 11)])
-def test_counts_of_a_module(counts: tuple) -> None:
-    with pytest.raises(ValueError, match=r"(heads|query_taps|key_taps) is .*; expected a whole number from 1 on"):
-        ConvAttention(*counts)
 
 
 def test_the_dtype_of_a_weight_is_named_once() -> None:
@@ -112,24 +60,6 @@ def test_chunks_need_the_queries_before_them() -> None:
     whole = conv_attention(q, k, v, weight)
     assert torch.equal(conv_attention(q, k, v, weight, q_history=q[:, :, :0]), whole)
     assert torch.equal(conv_attention(q, k, v, weight, q_history=q), whole)
-
-
-def test_packed_documents() -> None:
-    q, k, v, weight = make()
-    bounds = torch.tensor([0, 3, 8])
-    for wrong in (bounds.float(), bounds[None], bounds[:1], bounds.short()):
-        refused(
-            ValueError, r"expected \[documents \+ 1\], torch.int32 or torch.int64", q, k, v, weight, cu_seqlens=wrong
-        )
-    for wrong, words in (([1, 8], "from 1 to 8"), ([0, 7], "from 0 to 7"), ([0, 5, 3, 8], "not in order")):
-        refused(
-            ValueError, f"{words}; expected .* from 0 to the 8 rows", q, k, v, weight, cu_seqlens=torch.tensor(wrong)
-        )
-    refused(ValueError, "leave out q_history", q, k, v, weight, cu_seqlens=bounds, q_history=q)
-    refused(ValueError, "q has 5 rows and k 8", q[:, :, 3:], k, v, weight, cu_seqlens=bounds)
-    refused(ValueError, "q has batch 2", *(torch.cat([x, x]) for x in (q, k, v)), weight, cu_seqlens=bounds)
-    with pytest.raises(ValueError, match="rows and cu_seqlens"):
-        conv_attention_reference(q, k, v, weight, cu_seqlens=bounds, rows=(0, 3))
 
 
 def test_head_chunks() -> None:
@@ -183,32 +113,34 @@ def test_a_gpu_that_is_not_there_is_a_reason(backend: str) -> None:
     assert reason == "PyTorch finds no cuda:99 device on this machine"
 
 
-def test_decode_arguments() -> None:
-    q, k, v, weight = make()
-    window = q[:, :, -2:]
-    lengths = torch.tensor([8])
-    assert conv_attention_decode(window, k, v, weight, lengths=lengths).shape == (1, 4, 1, 16)
-    with pytest.raises(ValueError, match="lengths"):
-        conv_attention_decode(window, k, v, weight, lengths=torch.tensor([8.0]))
-    for dtype in (
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.uint16,
-        torch.bool,
-    ):  # some would wrap, some count wrongly
-        for backend in ("reference", "triton"):
-            with pytest.raises(ValueError, match=f"dtype {dtype}, on cpu; expected .1., torch.int32 or torch.int64"):
-                conv_attention_decode(window, k, v, weight, lengths=lengths.to(dtype), backend=backend)
-    with pytest.raises(ValueError, match="lengths has -1; expected the tokens of each sequence, 0 or more"):
-        conv_attention_decode(window, k, v, weight, lengths=lengths - 9)
-    with pytest.raises(ValueError, match="lengths has 9 and the cache holds 8 keys a sequence"):
-        conv_attention_decode(window, k, v, weight, lengths=lengths + 1, backend="reference")
-    with pytest.raises(ValueError, match="give the last 2"):
-        conv_attention_decode(window[:, :, -1:], k, v, weight, lengths=lengths)
-    with pytest.raises(ValueError, match="multiple of"):
-        conv_attention_decode(window[:, :3], k, v, weight[:3], lengths=lengths)
-    with pytest.raises(ValueError, match="'reference', 'triton'"):
-        conv_attention_decode(window, k, v, weight, lengths=lengths, backend="metal")
-    with pytest.raises(ValueError, match="does not split"):
-        conv_attention_decode(window, k, v, weight, lengths=lengths, backend="reference", splits=4)
+@pytest.mark.parametrize("function", [multi_token_attention, multi_token_attention_reference])
+def test_a_chunk_needs_the_queries_that_both_convolutions_read(function) -> None:
+    q, taps = torch.randn(1, 4, 6, 8), torch.ones(4, 3, 2)
+    with pytest.raises(ValueError, match=r"looks back on 4 queries: give q_history \[1, 4, 3 or more, 8\]"):
+        function(q[:, :, 3:], q, q, pre_conv=taps, post_conv=taps)
+    with pytest.raises(ValueError, match=r"looks back on 2 queries"):
+        function(q[:, :, 3:], q, q, post_conv=taps)
+    assert function(q[:, :, 3:], q, q, pre_mix=torch.eye(4)).shape == (1, 4, 3, 8)
+    with pytest.raises(ValueError, match="cu_seqlens and q_history are both given"):
+        function(q, q, q, pre_mix=torch.eye(4), q_history=q, cu_seqlens=torch.tensor([0, 6]))
+
+
+def test_what_conv_attention_computes_is_computed_by_it() -> None:
+    q, taps = torch.randn(1, 4, 12, 16), torch.randn(4, 3, 2)
+    assert torch.equal(multi_token_attention(q, q, q, pre_conv=taps), conv_attention(q, q, q, taps))
+    plain = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    torch.testing.assert_close(multi_token_attention(q, q, q, backend="reference"), plain)
+    assert explain_mta(q, q, q, pre_conv=taps).reason.startswith("conv_attention computes this")
+
+
+def test_a_choice_says_why() -> None:
+    q, mix = torch.randn(1, 4, 12, 16), {"pre_mix": torch.eye(4)}
+    assert str(explain_mta(q, q, q, **mix)).startswith("triton: the fastest backend for these arguments")
+    assert str(explain_mta(q, q, q, **mix, backend="reference")) == "reference: asked for"
+    assert "dropout" in explain_mta(q, q, q, **mix, dropout=0.1).reason
+    with pytest.raises(ValueError, match=r"backend 'hopper' runs .*; expected 'auto' or one of 'reference', 'triton'"):
+        explain_mta(q, q, q, **mix, backend="hopper")
+    cell: dict[str, Any] = {"device": "cpu", "dtype": torch.float32, "head_dim": 16, "heads": 4}
+    operation = Operation(None, 1.0, True, pre_mix=HeadMix())
+    assert mta_unsupported("triton", operation=operation, **cell) is None
+    assert "dropout" in mta_unsupported("triton", operation=operation, **cell, dropout=0.1)

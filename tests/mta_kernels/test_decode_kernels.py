@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_decode import emulated_decode  # noqa: F401
+from emulators import emulated_decode  # noqa: F401
 from kernel_inputs import DEVICE, RANGES, make, poison_memory, relative_error, with_range
 from torch import Tensor
 
@@ -227,27 +227,3 @@ def test_tiles_fit_every_gpu(shared_memory: int) -> None:
 )
 def test_splits_fill_the_gpu(shape: tuple[int, ...], splits: int) -> None:
     assert choose_splits(*shape) == splits
-
-
-def test_programs_that_fit_an_sm() -> None:
-    """As many as an H200 ran at a time: beyond, times jump."""
-    hopper = {"key_taps": 11, "element_size": 2, "shared_memory": 232448}
-    assert DecodeConfig(64, 2, 1, 2, 3).programs_per_sm(block_d=128, **hopper) == 3
-    assert DecodeConfig(64, 2, 1, 2, 3).programs_per_sm(block_d=64, **hopper) == 4
-    assert DecodeConfig(128, 2, 4, 4, 2).programs_per_sm(block_d=64, **hopper) == 2
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["triton", "cuda"])
-def test_cuda_graphs_follow_the_lengths(backend: str) -> None:
-    """A captured step is replayed with other lengths: nothing was read on the host."""
-    step = steps([4, 3000], 8, 2, 64, dtype=BF16)
-    conv_attention_decode(**step, backend=backend)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = conv_attention_decode(**step, backend=backend)
-    for lengths in ([4, 3000], [2, 17], [1, 1500]):
-        step["lengths"].copy_(torch.tensor(lengths))
-        graph.replay()
-        check(out, step)

@@ -7,8 +7,10 @@ from functools import partial
 
 import pytest
 import torch
-from emulated_conv import emulated_cuda  # noqa: F401
-from emulated_rungs import emulated_attention  # noqa: F401
+from emulators import (
+    emulated_attention,  # noqa: F401
+    emulated_cuda,  # noqa: F401
+)
 from kernel_inputs import DEVICE, make, poison_memory, relative_error
 from torch import Tensor
 

@@ -138,11 +138,3 @@ def test_a_signature_for_every_length_is_not_kept_for_ever(few_signatures: int, 
     assert all(a != b or m == n for (a, m), (b, n) in itertools.combinations(zip(numbers, lengths, strict=True), 2))
     assert [call[1] for call in kernel.launched] == [f"of {length}" for length in lengths]
     assert kernel.looked == len(lengths)
-
-
-def test_host_arithmetic_is_that_of_triton() -> None:
-    import triton
-
-    for number in (1, 2, 3, 7, 8, 9, 64, 100, 1 << 20, (1 << 20) + 1):
-        assert launch.next_power_of_2(number) == triton.next_power_of_2(number)
-        assert launch.cdiv(number, 7) == triton.cdiv(number, 7)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from emulated_rows import H200, emulated_rows  # noqa: F401
+from emulators import H200, emulated_rows  # noqa: F401
 
 from mta_kernels.gpu_limits import gpu_of
 from mta_kernels.multi_token_attention.bands_cuda import bands

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_mta_decode import emulated_mta_decode  # noqa: F401
+from emulators import emulated_mta_decode  # noqa: F401
 from kernel_inputs import DEVICE, relative_error
 from torch import Tensor
 from torch._subclasses import FakeTensorMode

@@ -13,8 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_bands import emulated_bands  # noqa: F401
-from emulated_heads import emulated_heads  # noqa: F401
+from emulators import (
+    emulated_bands,  # noqa: F401
+    emulated_heads,  # noqa: F401
+)
 from kernel_inputs import DEVICE, poison_memory
 from torch import Tensor
 

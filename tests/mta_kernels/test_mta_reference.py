@@ -172,11 +172,12 @@ def test_identity_is_plain_attention() -> None:
     torch.testing.assert_close(multi_token_attention_reference(q, k, v), attention_reference(q, k, v))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_first_convolution_alone_is_conv_attention(dtype) -> None:
     q, k, v = (x.to(dtype) for x in make(1, 4, 2, 13, 8))
-    weight = torch.randn(4, 3, 5)
-    for options in ({}, {"causal": False}, {"pad_key": "left"}, {"cu_seqlens": torch.tensor([0, 5, 13])}):
+    weight = torch.randn(4, 3, 5).to(torch.float32 if dtype == torch.bfloat16 else dtype)
+    pads = [{"pad_key": pad_key} for pad_key in ("both", "left", "right")]
+    for options in ({"causal": False}, *pads, {"cu_seqlens": torch.tensor([0, 5, 13])}):
         want = conv_attention_reference(q, k, v, weight, **options)
         torch.testing.assert_close(multi_token_attention_reference(q, k, v, pre_conv=weight, **options), want)
 
@@ -194,19 +195,6 @@ def test_rows_and_chunks_are_rows_of_the_whole(causal, dropout) -> None:
         chunk = {"q_history": q[:, :, max(0, start - 3) : start]}  # 2 and 3 query taps look back on 3 queries
         got = multi_token_attention_reference(q[:, :, start:], k, v, **options, **chunk)
         torch.testing.assert_close(got, whole[:, :, start:], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(("heads", "head_dim"), [(16, 64), (10, 128), (16, 96), (16, 128)])
-@pytest.mark.parametrize("convolutions", [True, False])
-def test_the_papers_layers(heads, head_dim, convolutions) -> None:
-    q, k, v = make(1, heads, heads, 16, head_dim)
-    names = [name for name in PARTS if convolutions or "conv" not in name]
-    parts = parts_of(names, heads, head_dim, taps=(6, 11), post_taps=(6, 11))
-    exact = multi_token_attention_reference(q, k, v, **parts)
-    half = {name: x.bfloat16() if isinstance(x, Tensor) else x for name, x in parts.items()}
-    rounded = multi_token_attention_reference(q.bfloat16(), k.bfloat16(), v.bfloat16(), **half)
-    assert rounded.dtype == torch.bfloat16
-    assert (rounded.double() - exact).norm() < 0.03 * exact.norm()
 
 
 def test_logits_of_16_bits_are_summed_in_more() -> None:

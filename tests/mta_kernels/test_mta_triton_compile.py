@@ -40,7 +40,7 @@ def test_stages_fit(target: str) -> None:
         assert kernel["late_reads"] == 0, kernel
         if kernel["dtype"] == "torch.float32":  # has no tensor cores, and spills
             continue
-        assert kernel["spilled"] <= 8, kernel
+        assert kernel["stack"] <= 8, kernel
         assert (kernel["wgmma"] > 0) == (target == "sm_90" and kernel["kernel"] not in ONE_WARP), kernel
 
 
@@ -60,4 +60,4 @@ def test_decode_fits(target: str) -> None:
     assert {kernel["kernel"] for kernel in kernels} == {f"_mta_decode_{name}_kernel" for name in names}
     for kernel in kernels:
         assert kernel["shared"] <= kernel["limit"], kernel
-        assert kernel["spilled"] <= (64 if kernel["heads"] == 16 else 512), kernel
+        assert kernel["stack"] <= (64 if kernel["heads"] == 16 else 512), kernel

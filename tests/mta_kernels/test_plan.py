@@ -17,7 +17,7 @@ from mta_kernels.gpu_limits import INTERPRETED_CAPABILITY, INTERPRETED_SHARED_ME
 from mta_kernels.multi_token_attention import DecodeState, explain, multi_token_attention, multi_token_attention_decode
 from mta_kernels.plan import A100, H200, Recorder, on_planned, plan
 
-HEADS, ROWS, HEAD_DIM = 2, 20, 16
+HEADS, ROWS, HEAD_DIM, TAPS = 2, 8, 16, (2, 3)
 INTERPRETED = planned.PlannedGpu(
     "", INTERPRETED_CAPABILITY, INTERPRETED_SHARED_MEMORY, 228 * 1024, INTERPRETED_SM_COUNT, 0, has_nvrtc=False
 )  # fmt: skip
@@ -108,19 +108,20 @@ def launches(recorder: Recorder) -> list[tuple]:
 @pytest.mark.parametrize("steps", [(), ("pre_mix",), ALL])
 def test_a_plan_has_the_launches_of_the_call(steps: tuple[str, ...]) -> None:
     """Forward, backward and decode of Triton, against what its interpreter ran meanwhile."""
-    shapes = (2, HEADS, ROWS, HEAD_DIM), {name: x.shape for name, x in mixers(*steps, heads=HEADS).items()}
+    of_mixers = {name: (HEADS, *TAPS) if name.endswith("conv") else (HEADS, HEADS) for name in steps}
+    shapes = (1, HEADS, ROWS, HEAD_DIM), of_mixers
 
     def run(device: str) -> None:
         q, k, v = (torch.ones(shapes[0], device=device, requires_grad=True) for _ in range(3))
         given = {name: torch.ones(shape, device=device) for name, shape in shapes[1].items()}
-        lengths = torch.full((2,), ROWS, dtype=torch.int32, device=device)
+        lengths = torch.full((1,), ROWS, dtype=torch.int32, device=device)
         if not given:
-            weight = torch.ones(HEADS, 6, 11, device=device)
+            weight = torch.ones(HEADS, *TAPS, device=device)
             conv_attention(q, k, v, weight, backend="triton").sum().backward()
             conv_attention_decode(*(x.detach() for x in (q, k, v)), weight, lengths=lengths, backend="triton")
             return
         multi_token_attention(q, k, v, **given, backend="triton").sum().backward()
-        state = DecodeState.empty(2, HEADS, 6, ROWS, dtype=torch.float32, device=device)
+        state = DecodeState.empty(1, HEADS, TAPS[0], ROWS, dtype=torch.float32, device=device)
         lengths = torch.ones_like(lengths)
         tensors = (x.detach() for x in (q, k, v))
         multi_token_attention_decode(*tensors, lengths=lengths, state=state, **given, backend="triton")

@@ -1,16 +1,15 @@
-"""The eager reference is what design says it is: compared with loops over the definition, in float64."""
+"""The eager reference by blocks of rows, as a module, and its gradients, in float64.
+
+`test_mta_reference` compares it with the definition, and tests/conformance runs its steps, documents and chunks.
+"""
 
 from __future__ import annotations
-
-import math
-from itertools import pairwise
 
 import pytest
 import torch
 
 from mta_kernels.conv_attention import (
     ConvAttention,
-    conv_attention,
     conv_attention_decode,
     conv_attention_reference,
     identity_weight,
@@ -23,52 +22,6 @@ def make(batch, heads, kv_heads, seq_len, head_dim, taps, seed=0):
     q = torch.randn(batch, heads, seq_len, head_dim, dtype=torch.float64)
     k, v = (torch.randn(batch, kv_heads, seq_len, head_dim, dtype=torch.float64) for _ in range(2))
     return q, k, v, torch.randn(heads, *taps, dtype=torch.float64)
-
-
-def by_loops(q, k, v, weight, causal, scale, pad):
-    """The five steps of the definition, a number at a time."""
-    batch, heads, n, _ = q.shape
-    query_taps, key_taps = weight.shape[1:]
-    group = heads // k.shape[1]
-    out = torch.zeros_like(q)
-    for b in range(batch):
-        for h in range(heads):
-            keys, values = k[b, h // group], v[b, h // group]
-            s = [[0.0] * n for _ in range(n)]
-            for i in range(n):
-                for j in range(n):
-                    if not (causal and j > i):
-                        s[i][j] = scale * float(q[b, h, i] @ keys[j])
-            for i in range(n):
-                row = []
-                for j in range(n):
-                    if causal and j > i:
-                        row.append(-math.inf)
-                        continue
-                    total = 0.0
-                    for a in range(query_taps):
-                        for t in range(key_taps):
-                            y, x = i - (query_taps - 1) + a, j - pad + t
-                            if 0 <= y < n and 0 <= x < n:
-                                total += float(weight[h, a, t]) * s[y][x]
-                    row.append(total)
-                out[b, h, i] = torch.softmax(torch.tensor(row, dtype=torch.float64), 0) @ values
-    return out
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("pad_key", "pad"), [("both", 1), ("left", 3), ("right", 0)])
-def test_reference_is_the_definition(causal: bool, pad_key: str, pad: int) -> None:
-    q, k, v, weight = make(2, 4, 2, 7, 3, (3, 4))
-    want = by_loops(q, k, v, weight, causal, 0.7, pad)
-    got = conv_attention_reference(q, k, v, weight, causal=causal, scale=0.7, pad_key=pad_key)
-    torch.testing.assert_close(got, want)
-
-
-def test_even_taps_take_one_more_column_on_the_right() -> None:
-    q, k, v, weight = make(1, 1, 1, 6, 4, (1, 2))
-    want = by_loops(q, k, v, weight, False, 0.5, 0)
-    torch.testing.assert_close(conv_attention_reference(q, k, v, weight, causal=False), want)
 
 
 @pytest.mark.parametrize("taps", [(1, 1), (2, 9), (6, 11), (4, 6)])
@@ -85,13 +38,6 @@ def test_identity_weight_is_plain_attention(taps: tuple[int, int]) -> None:
     torch.testing.assert_close(module(q, k, v), plain)
 
 
-def test_one_tap_is_plain_attention_with_another_scale() -> None:
-    q, k, v, _ = make(1, 2, 2, 11, 8, (1, 1))
-    weight = torch.full((2, 1, 1), 1.7, dtype=torch.float64)
-    want = attention_reference(q, k, v, scale=1.7 / math.sqrt(8))
-    torch.testing.assert_close(conv_attention_reference(q, k, v, weight), want)
-
-
 def test_blocks_of_rows_are_rows_of_the_whole() -> None:
     q, k, v, weight = make(1, 2, 1, 20, 4, (6, 5))
     whole = conv_attention_reference(q, k, v, weight)
@@ -99,33 +45,6 @@ def test_blocks_of_rows_are_rows_of_the_whole() -> None:
         torch.testing.assert_close(
             conv_attention_reference(q, k, v, weight, rows=(start, stop)), whole[:, :, start:stop]
         )
-
-
-@pytest.mark.parametrize("pad_key", ["both", "left", "right"])
-def test_decode_of_each_row_is_the_row_of_the_whole(pad_key: str) -> None:
-    q, k, v, weight = make(2, 4, 2, 14, 4, (6, 5))
-    whole = conv_attention_reference(q, k, v, weight, pad_key=pad_key)
-    for length in range(1, 15):
-        window = q[:, :, max(0, length - 6) : length]
-        lengths = torch.full((2,), length)
-        # What lies in the cache beyond the sequence must not matter, even NaN.
-        keys, values = k.clone(), v.clone()
-        keys[:, :, length:], values[:, :, length:] = float("nan"), float("nan")
-        got = conv_attention_decode(window, keys, values, weight, lengths=lengths, pad_key=pad_key, backend="reference")
-        torch.testing.assert_close(got[:, :, 0], whole[:, :, length - 1])
-
-
-def test_decode_of_a_ragged_batch() -> None:
-    q, k, v, weight = make(3, 2, 2, 12, 4, (3, 5))
-    whole = conv_attention_reference(q, k, v, weight)
-    lengths = torch.tensor([12, 1, 7])
-    window = torch.zeros(3, 2, 3, 4, dtype=torch.float64)
-    for b, length in enumerate(lengths.tolist()):
-        taken = q[b, :, max(0, length - 3) : length]
-        window[b, :, 3 - taken.shape[1] :] = taken
-    got = conv_attention_decode(window, k, v, weight, lengths=lengths, backend="reference")
-    for b, length in enumerate(lengths.tolist()):
-        torch.testing.assert_close(got[b, :, 0], whole[b, :, length - 1])
 
 
 @pytest.mark.parametrize("pages", [False, True], ids=["contiguous", "paged"])
@@ -164,20 +83,6 @@ def test_gradients_of_a_decode_know_nothing_of_what_lies_beside_a_sequence(pages
     assert (got[0] == 0).all()
 
 
-@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
-def test_a_sequence_without_tokens_decodes_to_zeros(grad: bool) -> None:
-    q, k, v, weight = make(2, 2, 1, 6, 4, (3, 5))
-    with torch.set_grad_enabled(grad):
-        for lengths in ([0, 4], [0, 0]):
-            window, caches = q[:, :, 1:4].clone(), [x.clone() for x in (k, v)]
-            for x in (window, *caches):
-                x[0] = float("inf")
-            got = conv_attention_decode(window, *caches, weight, lengths=torch.tensor(lengths), backend="reference")
-            assert (got[0] == 0).all()
-            assert got[1].isfinite().all()
-            assert got[1].any() == (lengths[1] > 0)
-
-
 def test_blocks_of_rows_of_a_chunk() -> None:
     q, k, v, weight = make(1, 2, 1, 20, 4, (6, 5))
     chunk = {"q_history": q[:, :, :9]}
@@ -187,15 +92,6 @@ def test_blocks_of_rows_of_a_chunk() -> None:
         torch.testing.assert_close(got, whole[:, :, rows[0] : rows[1]])
     with pytest.raises(ValueError, match="stop <= 11"):
         conv_attention_reference(q[:, :, 9:], k, v, weight, rows=(0, 12), **chunk)
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 6, 12, 18, 24])
-def test_chunks_of_heads_are_heads_of_the_whole(chunk: int) -> None:
-    q, k, v, weight = make(1, 18, 3, 9, 4, (3, 4))
-    whole = conv_attention_reference(q, k, v, weight)
-    torch.testing.assert_close(conv_attention_reference(q, k, v, weight, head_chunk=chunk), whole)
-    rows = {"rows": (4, 7), "head_chunk": chunk}
-    torch.testing.assert_close(conv_attention_reference(q, k, v, weight, **rows), whole[:, :, 4:7])
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -219,38 +115,3 @@ def test_identity_weight_has_one_tap_a_head() -> None:
     weight = identity_weight(3, 4, 6, pad_key="left")
     assert weight.sum() == 3
     assert (weight[:, 3, 5] == 1).all()
-
-
-def in_chunks(q, k, v, weight, bounds, **options):
-    """Rows of a prompt that is processed a chunk at a time."""
-    return torch.cat(
-        [
-            conv_attention(
-                q[:, :, start:stop],
-                k[:, :, :stop],
-                v[:, :, :stop],
-                weight,
-                q_history=q[:, :, max(0, start - 7) : start],
-                backend="reference",
-                **options,
-            )
-            for start, stop in pairwise(bounds)
-        ],
-        dim=2,
-    )
-
-
-@pytest.mark.parametrize("pad_key", ["both", "left", "right"])
-@pytest.mark.parametrize("bounds", [range(15), (0, 3, 6, 9, 12, 14), (0, 1, 10, 14)], ids=["ones", "threes", "ragged"])
-def test_chunks_of_a_prompt_are_rows_of_the_whole(bounds, pad_key: str) -> None:
-    q, k, v, weight = make(2, 4, 2, 14, 4, (6, 5))
-    whole = conv_attention_reference(q, k, v, weight, pad_key=pad_key)
-    torch.testing.assert_close(in_chunks(q, k, v, weight, bounds, pad_key=pad_key), whole)
-
-
-def test_last_rows_without_a_mask_are_rows_of_the_whole() -> None:
-    q, k, v, weight = make(1, 2, 1, 14, 4, (4, 5))
-    whole = conv_attention_reference(q, k, v, weight, causal=False)
-    for start in range(14):
-        got = conv_attention_reference(q[:, :, start:], k, v, weight, q_history=q[:, :, :start], causal=False)
-        torch.testing.assert_close(got, whole[:, :, start:])

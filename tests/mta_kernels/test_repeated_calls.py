@@ -56,7 +56,7 @@ class Calls:
         self.dtype = BF16 if name == "hopper" else FP32
 
     def tensors(self, seed: int = 0) -> dict[str, Tensor]:
-        q, k, v, weight = make(1, 2, 1, 9, 16, (2, 3), self.dtype, seed=seed)
+        q, k, v, weight = make(1, 2, 1, 5, 16, (2, 3), self.dtype, seed=seed)
         mix = torch.randn(2, 2, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
         return {"q": q, "k": k, "v": v} | ({"pre_mix": mix, "post_mix": mix.mT} if self.is_mta else {"weight": weight})
 
@@ -75,16 +75,15 @@ class Calls:
 
 @pytest.fixture(params=["hopper", "triton", "mta"])
 def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Of a backend, three of which were made."""
+    """Of a backend, three of which were made, one of them without gradients."""
     monkeypatch.setattr(gpu_limits, "INTERPRETED_SM_COUNT", 2)
     if request.param == "hopper" and not ON_HOPPER:
         request.getfixturevalue("emulator")
     found = Calls(request.param)
-    for seed in range(3):
+    for seed in range(2):
         found.results(found.tensors(seed))
     with torch.no_grad():
-        for seed in range(2):
-            found(found.tensors(seed))
+        found(found.tensors())
     return found
 
 
@@ -132,7 +131,7 @@ def test_another_call_is_looked_at(calls: Calls) -> None:
 
 def test_gradients_that_lie_otherwise_are_looked_at(calls: Calls) -> None:
     tensors = calls.tensors(5)
-    normal = torch.randn(1, 2, 9, 16, generator=torch.Generator().manual_seed(1)).to(tensors["q"])
+    normal = torch.randn(1, 2, 5, 16, generator=torch.Generator().manual_seed(1)).to(tensors["q"])
     shifted = torch.cat([normal.new_zeros(1), normal.flatten()])[1:].view(normal.shape)
     turned, expanded = normal.transpose(1, 2).contiguous().transpose(1, 2), normal[:, :, :1, :1].expand(normal.shape)
     for grad_out in (normal, shifted, turned, expanded, torch._neg_view(normal)):

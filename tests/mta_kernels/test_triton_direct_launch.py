@@ -1,9 +1,8 @@
-"""Launches without Triton's Python reach the driver as Triton's own do: against one that is not there, so no GPU."""
+"""Launches without Triton's Python reach its launcher in C as its own do, for a GPU that is not there."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,14 +18,12 @@ from mta_kernels.conv_attention.triton import direct_launch
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU's own driver is loaded first, and Triton's launcher finds it")
-@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler, as Triton does")
-def test_what_reaches_the_driver_is_what_triton_sends(tmp_path: Path) -> None:
+@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU has a driver of its own")
+def test_what_reaches_the_launcher_is_what_triton_sends() -> None:
     """Of all that is launched a second time; Hopper's kernels."""
     path = os.pathsep.join(str(ROOT / folder) for folder in ("", "kernels", "tests"))
     environment = os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
-    command = [sys.executable, str(ROOT / "tests/replayed_launches.py"), str(tmp_path)]
+    command = [sys.executable, str(ROOT / "tests/replayed_launches.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     compared = dict(line.split() for line in done.stdout.splitlines())

@@ -1,4 +1,11 @@
-"""Wrong calls of the public API that are refused in one sentence of ours, not in words of Python or PyTorch."""
+"""Wrong calls of the public API are refused in one sentence of ours: what was given and what is expected."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +32,208 @@ from mta_kernels.multi_token_attention import (
 )
 
 Q = torch.randn(1, 4, 8, 16)
-QKV = (Q, Q, Q)
+QKV = {"q": Q, "k": Q, "v": Q}
 MIX, TAPS, LENGTHS = torch.eye(4), torch.randn(4, 3, 3), torch.tensor([8], dtype=torch.int32)
-ONE = torch.ones(())
-STEP = (Q[:, :, -3:], Q, Q)
+NORM, ONE = torch.ones(16), torch.ones(())
+STEP = {"q_window": Q[:, :, -3:], "k_cache": Q, "v_cache": Q, "lengths": LENGTHS}
+HUGE = 10**5000  # more digits than Python prints
+
+
+class Function:
+    """A public function with arguments that fit; `names` are the ones that it takes."""
+
+    def __init__(self, function: Callable[..., Any], **given: Any) -> None:
+        self.lacks = given.pop("lacks", ())
+        self.function, self.given = function, given
+        self.names = {*inspect.signature(function).parameters} - {*self.lacks}
+
+    def __call__(self, **changes: Any) -> Any:
+        return self.function(**self.given | changes)
+
+
+FUNCTIONS = {
+    "conv_attention": Function(conv_attention, **QKV, weight=TAPS),
+    "conv_attention explain": Function(explain_conv_attention, **QKV, weight=TAPS),
+    "conv_attention_reference": Function(
+        conv_attention_reference, **QKV, weight=TAPS, lacks=("q", "v", "weight", "cu_seqlens")
+    ),
+    "conv_attention_decode": Function(conv_attention_decode, **STEP, weight=TAPS),
+    "multi_token_attention": Function(multi_token_attention, **QKV, pre_mix=MIX),
+    "explain": Function(explain, **QKV, pre_mix=MIX, lacks=("cu_seqlens",)),
+    "explain decode": Function(
+        partial(explain, decode=True), **QKV, pre_mix=MIX, lacks=("cu_seqlens", "backend", "dropout")
+    ),
+    "multi_token_attention_reference": Function(multi_token_attention_reference, **QKV, pre_mix=MIX),
+    "multi_token_attention_decode": Function(multi_token_attention_decode, **STEP, pre_mix=MIX),
+    "prefill_state": Function(prefill_state, q_window=Q, k_cache=Q, lengths=LENGTHS, post_conv=TAPS),
+    "ConvAttention": Function(ConvAttention, heads=4),
+    "MultiTokenAttention": Function(
+        MultiTokenAttention, heads=4, head_dim=16, lacks=("pre_conv", "post_conv", "pre_mix", "post_mix", "depth")
+    ),
+}
+Wrong = tuple[dict[str, Any], type[Exception], str]
+# Each is refused by all functions that take what it changes.
+WRONG: dict[str, Wrong] = {
+    "scale of a letter": ({"scale": "a"}, TypeError, "scale is 'a'; expected"),
+    "scale of NaN": ({"scale": float("nan")}, ValueError, "scale is nan; expected a"),
+    "scale of infinity": ({"scale": -float("inf")}, ValueError, "scale is -inf; expected a"),
+    "scale of 400 digits": ({"scale": -(10**400)}, ValueError, "scale is about -1e400; expected"),
+    "scale of two numbers": ({"scale": np.ones(2)}, TypeError, r"scale is array\(.* expected one number"),
+    "learned scale": ({"scale": ONE.clone().requires_grad_()}, TypeError, "multiply q by it"),
+    "causal": ({"causal": "no"}, TypeError, "causal is 'no'; expected True or False"),
+    "causal of two": ({"causal": torch.ones(2)}, TypeError, r"causal is tensor\(.* expected True or False"),
+    "pad_key": ({"pad_key": "up"}, ValueError, "pad_key is 'up'; expected one of 'both', 'left', 'right'"),
+    "backend": ({"backend": "hooper"}, ValueError, "backend is 'hooper'; expected 'auto' or one of 'reference', 'tr"),
+    "rows": ({"rows": 3}, ValueError, "rows is 3; expected"),
+    "rows of words": ({"rows": ("a", "b")}, ValueError, r"rows is \('a', 'b'\); expected"),
+    "rows that are not there": ({"rows": (3, 9)}, ValueError, r"rows is \(3, 9\); .* 0 <= start < stop <= 8"),
+    "rows of documents": (
+        {"rows": (0, 3), "cu_seqlens": torch.tensor([0, 8])}, ValueError, "rows and cu_seqlens are both given"
+    ),
+    "head_chunk of True": ({"head_chunk": True}, ValueError, "head_chunk is True; expected"),
+    "head_chunk of 0": ({"head_chunk": 0}, ValueError, "head_chunk is 0; expected"),
+    "head_chunk of 5000 digits": ({"head_chunk": -HUGE}, ValueError, "head_chunk is about -1e5000; expected"),
+    "splits of True": ({"splits": True}, ValueError, "splits is True; expected"),
+    "splits of 5000 digits": ({"splits": HUGE}, ValueError, "splits is about 1e5000"),
+    "splits of the reference": ({"splits": 2, "backend": "reference"}, ValueError, "does not split"),
+    "dropout": ({"dropout": "x"}, ValueError, "dropout is 'x'; expected"),
+    "everything dropped": ({"dropout": 1.0}, ValueError, "dropout is 1.0; expected a number from 0 to below 1"),
+    "dropout of 5000 digits": ({"dropout": HUGE}, ValueError, "dropout is about 1e5000; expected"),
+    "a seed below 0": ({"dropout": 0.5, "seed": -1}, ValueError, "seed is -1; expected a whole number"),
+    "a seed in float": ({"dropout": 0.5, "seed": ONE}, ValueError, "expected a whole number, or a torch.int64"),
+    "a seed of 5000 digits": ({"dropout": 0.5, "seed": HUGE}, ValueError, "seed is about 1e5000"),
+    "depth": ({"norm_weight": NORM, "depth": -1}, ValueError, "depth is -1; expected the layer's index"),
+    "depth of 2**63": ({"norm_weight": NORM, "depth": 2**63}, ValueError, r"depth is 9.* from 0 to 2\*\*63 - 1"),
+    "depth of 400 digits": ({"norm_weight": NORM, "depth": 10**400}, ValueError, "depth is about 1e400; expected"),
+    "depth without a norm": ({"depth": 2}, ValueError, "depth is 2 and norm(_weight)? is (missing|False)"),
+    "norm_eps below 0": (
+        {"norm_weight": NORM, "norm_eps": -1.0}, ValueError, "norm_eps is -1.0; expected a finite number from 0 on"
+    ),
+    "norm_eps of 400 digits": ({"norm_weight": NORM, "norm_eps": 10**400}, ValueError, "norm_eps is about 1e400"),
+    "a norm of other numbers": (
+        {"norm_weight": torch.ones(4)}, ValueError, r"norm_weight has shape \(4,\); expected \[16\]"
+    ),
+    "a norm in float64": (
+        {"norm_weight": NORM.double()}, TypeError, r"norm_weight has dtype torch.float64; expected torch.float32, as q"
+    ),
+    "a norm that is no tensor": ({"norm_weight": 1.0}, TypeError, "norm_weight is a float; expected a tensor"),
+    "a gate of other numbers": ({"gate_weight": torch.ones(2, 16)}, ValueError, r"expected \[1, 16\] or \[16, 16\]"),
+    "a bias without a gate": ({"gate_bias": torch.ones(1)}, ValueError, "gate_bias is given without gate_weight"),
+    "a bias of other numbers": (
+        {"gate_weight": torch.ones(1, 16), "gate_bias": torch.ones(16)}, ValueError,
+        r"gate_bias has shape \(16,\); expected \[1\], as many numbers as gate_weight has rows",
+    ),
+    **{
+        f"{name} {what}": ({name: value}, error, sentence)
+        for name in ("weight", "pre_conv", "post_conv")
+        for what, value, error, sentence in (
+            ("as a list", [1], TypeError, f"{name} is a list; expected a tensor"),
+            ("of 2 dims", TAPS[0], ValueError, rf"{name} has shape \(3, 3\)"),
+            ("of 4 dims", TAPS[:, None], ValueError, rf"{name} has shape \(4, 1, 3, 3\); expected .*key taps"),
+            ("of 3 heads", TAPS[1:], ValueError, rf"{name} has shape \(3, 3, 3\); expected .* 4 query heads"),
+            ("without taps", TAPS[:, :0], ValueError, "at least one tap"),
+            ("in float64", TAPS.double(), TypeError, f"{name} has dtype torch.float64; expected torch.float32, as q"),
+            ("on another device", TAPS.to("meta"), ValueError, f"{name} is on meta"),
+            ("that is sparse", TAPS.to_sparse(), TypeError, rf"{name} is a sparse tensor; expected .* to_dense\(\)"),
+        )
+    },
+    "nested taps": (
+        {"post_conv": torch.nested.nested_tensor(list(TAPS), layout=torch.jagged)}, TypeError,
+        "post_conv is a nested tensor; expected a dense one, as torch.nested.to_padded_tensor makes",
+    ),
+    **{
+        f"{name} {what}": ({name: value}, error, sentence)
+        for name, order in (("pre_mix", "out, in"), ("post_mix", "in, out"))
+        for what, value, error, sentence in (
+            ("as a list", [[1.0]], TypeError, f"{name} is a list; expected a tensor"),
+            ("of 1 dim", MIX[0], ValueError, rf"{name} has shape \(4,\); expected \[4, 4\]"),
+            ("that is not square", MIX[:, :2], ValueError, rf"expected \[4, 4\] \({order}\), or"),
+            (
+                "of 3 heads", MIX[1:, 1:], ValueError,
+                rf"mixes 3 heads, and q(_window)? has 4; give \[4, 4\] \({order}\), or \[groups, c, c\] with",
+            ),
+            ("in groups that do not divide", torch.ones(2, 3, 3), ValueError, "mixes 6 heads, and q(_window)? has 4"),
+            ("in float64", MIX.double(), TypeError, f"{name} has dtype torch.float64; expected torch.float32, as q"),
+            ("on another device", MIX.to("meta"), ValueError, f"{name} is on meta and q(_window)? on cpu"),
+            ("that is sparse", MIX.to_sparse_csr(), TypeError, f"{name} is a sparse tensor"),
+        )
+    },
+    "q is an int": ({"q": 3}, TypeError, "q is an int; expected a tensor"),
+    "v is a list": ({"v": Q.tolist()}, TypeError, "v is a list; expected a tensor"),
+    "q of 3 dims": ({"q": Q[0]}, ValueError, "q has shape .* four"),
+    "no rows": ({"q": Q[:, :, :0], "k": Q[:, :, :0]}, ValueError, "at least 1"),
+    "k of 3 heads": ({"k": Q[:, 1:], "v": Q[:, 1:]}, ValueError, "4 query heads cannot share 3 key heads"),
+    "k of other head dims": ({"k": Q[..., 1:], "v": Q[..., 1:]}, ValueError, "head_dim must be the same"),
+    "k of another batch": ({"k": torch.cat([Q, Q]), "v": torch.cat([Q, Q])}, ValueError, "must be the same"),
+    "v of another shape": ({"v": Q[:, 1:]}, ValueError, "v .* must be the same"),
+    "k of another dtype": ({"k": Q.half()}, TypeError, "k has dtype torch.float16 and q torch.float32"),
+    "fewer keys": ({"k": Q[:, :, 2:], "v": Q[:, :, 2:]}, ValueError, "as many rows as k, or fewer"),
+    "whole numbers": ({"q": Q.int()}, TypeError, r"q has dtype torch\.int32; expected torch\.float16"),
+    "fp8": (
+        dict.fromkeys("qkv", Q.to(torch.float8_e4m3fn)), TypeError,
+        "q has dtype torch.float8_e4m3fn; expected torch.float16, torch.bfloat16, torch.float32 or torch.float64",
+    ),
+    "cu_seqlens is a list": ({"cu_seqlens": [0, 8]}, TypeError, "cu_seqlens is a list; expected"),
+    "bounds in float": (
+        {"cu_seqlens": torch.tensor([0.0, 8])}, ValueError, r"expected \[documents \+ 1\], torch.int32 or torch.int64"
+    ),
+    "bounds of one number": ({"cu_seqlens": LENGTHS}, ValueError, r"expected \[documents \+ 1\]"),
+    "bounds from 1": ({"cu_seqlens": torch.tensor([1, 8])}, ValueError, "from 1 to 8; expected .* from 0 to the 8 ro"),
+    "bounds out of order": ({"cu_seqlens": torch.tensor([0, 5, 3, 8])}, ValueError, "not in order"),
+    "documents with a history": (
+        {"cu_seqlens": torch.tensor([0, 8]), "q_history": Q}, ValueError, "leave out q_history|are both given"
+    ),
+    "documents of a chunk": (
+        {"q": Q[:, :, 3:], "cu_seqlens": torch.tensor([0, 8])}, ValueError, "q has 5 rows and k 8"
+    ),
+    "documents of a batch": (
+        dict.fromkeys("qkv", torch.cat([Q, Q])) | {"cu_seqlens": torch.tensor([0, 8])}, ValueError, "q has batch 2"
+    ),
+    "q_window in fp8": (
+        dict.fromkeys(("q_window", "k_cache", "v_cache"), Q.to(torch.float8_e5m2)), TypeError,
+        "q_window has dtype torch.float8_e5m2; expected torch.float16",
+    ),
+    "q_window of other head dims": ({"q_window": Q[:, :, -3:, 1:]}, ValueError, "head_dim must be the same"),
+    "k_cache of 3 heads": (
+        {"k_cache": Q[:, 1:], "v_cache": Q[:, 1:]}, ValueError, "4 query heads cannot share 3 key heads|multiple of"
+    ),
+    "lengths is a list": ({"lengths": [8]}, TypeError, "lengths is a list; expected a tensor, as"),
+    "block_table is a list": ({"block_table": [[0]]}, TypeError, "block_table is a list"),
+    **{
+        f"lengths in {dtype}": (
+            {"lengths": LENGTHS.to(dtype)}, ValueError, f"dtype {dtype}, on cpu; expected .1., torch.int32 or torch.in"
+        )
+        for dtype in (torch.uint8, torch.int16, torch.bool, torch.float32)  # some would wrap, some count wrongly
+    },
+    "lengths below 0": ({"lengths": LENGTHS - 9}, ValueError, "lengths has -1; expected the tokens of each sequence"),
+    "lengths beyond the cache": (
+        {"lengths": LENGTHS + 1, "backend": "reference"}, ValueError, "lengths has 9 and the cache holds 8 keys"
+    ),
+    "dtype is a name": ({"dtype": "bf16"}, TypeError, "dtype is 'bf16'; expected torch.float16"),
+    "dtype of whole numbers": ({"dtype": torch.int32}, TypeError, "dtype is torch.int32; expected"),
+    "dtype fp8": ({"dtype": torch.float8_e4m3fn}, TypeError, "dtype is torch.float8_e4m3fn; expected"),
+    **{
+        f"{name} of {value!r}": ({name: value}, ValueError, f"{name} is {value!r}; expected a whole number from 1 on")
+        for name in ("heads", "head_dim", "query_taps", "key_taps")
+        for value in (0, -1, 4.0, "4", True)
+    },
+}  # fmt: skip
+PAGED = {("explain decode", "k of another batch"), ("explain decode", "fewer keys")}  # as a cache of pages has them
+CASES = [
+    pytest.param(function, wrong, id=f"{name}: {what}")
+    for name, function in FUNCTIONS.items()
+    for what, wrong in WRONG.items()
+    if {*wrong[0]} <= function.names and (name, what) not in PAGED
+]
+
+
+@pytest.mark.parametrize(("function", "wrong"), CASES)
+def test_each_function_refuses_in_one_sentence(function: Function, wrong: Wrong) -> None:
+    changes, error, sentence = wrong
+    for under_autocast in {False, "expected a tensor" in sentence}:
+        with torch.autocast("cpu", torch.bfloat16, under_autocast), pytest.raises(error, match=sentence) as found:
+            function(**changes)
+        assert "\n" not in str(found.value)
 
 
 def module(*sizes, **options):
@@ -45,233 +250,42 @@ def preset(layer, name="mta-1b"):
 
 
 TAPS_OF_3 = r"pre_conv is 3; expected query taps and key taps such as \(6, 11\), or None"
-CALLS = {
-    "explain: taps of 2 dims": (lambda: explain(*QKV, pre_conv=TAPS[0]), ValueError, r"pre_conv has shape \(3, 3\)"),
-    "explain: post_conv": (lambda: explain(*QKV, post_conv=TAPS[None]), ValueError, "post_conv has shape"),
-    "explain: pre_mix of 3 heads": (lambda: explain(*QKV, pre_mix=MIX[1:, 1:]), ValueError, "mixes 3 heads, and q has"),
-    "explain: post_mix of 1 dim": (lambda: explain(*QKV, post_mix=MIX[0]), ValueError, r"post_mix has shape \(4,\)"),
-    "explain: q of 3 dims": (lambda: explain(Q[0], Q, Q, pre_mix=MIX), ValueError, "q has shape .* four"),
-    "explain: dropout": (lambda: explain(*QKV, pre_mix=MIX, dropout="x"), ValueError, "dropout is 'x'; expected"),
-    "explain: causal": (lambda: explain(*QKV, pre_mix=MIX, causal="no"), TypeError, "causal is 'no'; expected"),
-    "explain: k of 3 heads": (
-        lambda: explain(Q, Q[:, 1:], Q[:, 1:], pre_mix=MIX), ValueError, "4 query heads cannot share 3 key heads",
-    ),
-    "explain: v of another shape": (lambda: explain(Q, Q, Q[:, 1:], pre_mix=MIX), ValueError, "v .* must be the same"),
-    "explain: k of another dtype": (
-        lambda: explain(Q, Q.half(), Q.half(), pre_mix=MIX), TypeError, "k has dtype torch.float16 and q torch.float32",
-    ),
-    "explain: fewer keys": (lambda: explain(Q, *[Q[:, :, 2:]] * 2, pre_mix=MIX), ValueError, "as many rows as k, or"),
-    "explain: a mixing in float64": (
-        lambda: explain(*QKV, pre_mix=MIX.double()), TypeError, "pre_mix has dtype torch.float64; expected",
-    ),
-    "explain: a mixing without numbers": (
-        lambda: explain(*QKV, post_mix=MIX.to("meta")), ValueError, "post_mix is on meta and q on cpu",
-    ),
-    "explain decode: head dim": (
-        lambda: explain(Q[..., 1:], Q, Q, pre_mix=MIX, decode=True), ValueError, "head_dim must be the same",
-    ),
-    "explain decode: k of 3 heads": (
-        lambda: explain(Q, Q[:, 1:], Q[:, 1:], pre_mix=MIX, decode=True), ValueError, "cannot share 3 key heads",
-    ),
-    "conv explain: k of 3 heads": (
-        lambda: explain_conv_attention(Q, Q[:, 1:], Q[:, 1:], TAPS), ValueError, "cannot share 3 key heads",
-    ),
-    "conv explain: weight in float64": (
-        lambda: explain_conv_attention(*QKV, TAPS.double()), TypeError, "weight has dtype torch.float64; expected",
-    ),
-    "module's explain: heads": (lambda: module(2, 16).explain(*QKV), ValueError, "q has shape .* as the module"),
-    "conv explain: 2 dims": (lambda: explain_conv_attention(*QKV, TAPS[0]), ValueError, r"weight has shape \(3, 3\)"),
-    "conv explain: 4 dims": (lambda: explain_conv_attention(*QKV, TAPS[None]), ValueError, "weight has shape"),
-    "conv explain: heads": (lambda: explain_conv_attention(*QKV, TAPS[1:]), ValueError, "with 4 query heads"),
-    "conv explain: q": (lambda: explain_conv_attention(Q[0], Q, Q, TAPS), ValueError, "q has shape .* four"),
-    "scale": (lambda: multi_token_attention(*QKV, pre_mix=MIX, scale="a"), TypeError, "scale is 'a'; expected"),
-    "conv scale": (lambda: conv_attention(*QKV, TAPS, scale="a"), TypeError, "scale is 'a'; expected"),
-    "decode: scale": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_mix=MIX, scale="a"), TypeError, "scale is 'a'",
-    ),
-    "conv decode: scale": (
-        lambda: conv_attention_decode(*STEP, TAPS, lengths=LENGTHS, scale="a"), TypeError, "scale is 'a'",
-    ),
-    "prefill_state: scale": (
-        lambda: prefill_state(Q, Q, lengths=LENGTHS, post_conv=TAPS, scale="a"), TypeError, "scale is 'a'",
-    ),
-    "scale of NaN": (
-        lambda: multi_token_attention(*QKV, pre_mix=MIX, scale=float("nan")), ValueError, "scale is nan; expected a",
-    ),
-    "conv scale: infinity": (lambda: conv_attention(*QKV, TAPS, scale=float("inf")), ValueError, "scale is inf; expec"),
-    "conv decode: scale of infinity": (
-        lambda: conv_attention_decode(*STEP, TAPS, lengths=LENGTHS, scale=-float("inf")), ValueError, "scale is -inf;",
-    ),
-    "scale of 400 digits": (lambda: multi_token_attention(*QKV, pre_mix=MIX, scale=10**400), ValueError, "about 1e400"),
-    "conv scale: 400 digits": (lambda: conv_attention(*QKV, TAPS, scale=-(10**400)), ValueError, "about -1e400; expe"),
-    "conv scale of two numbers": (
-        lambda: conv_attention(*QKV, TAPS, scale=torch.ones(2)), TypeError, r"scale is tensor\(.* expected one number",
-    ),
-    "scale of two of numpy's": (
-        lambda: multi_token_attention(*QKV, pre_mix=MIX, scale=np.ones(2)), TypeError, r"scale is array\(.* one number",
-    ),
-    "q is an int": (lambda: conv_attention(3, Q, Q, TAPS), TypeError, "q is an int; expected a tensor"),
-    "head_chunk of True": (lambda: conv_attention(*QKV, TAPS, head_chunk=True), ValueError, "head_chunk is True; exp"),
-    "splits of True": (
-        lambda: conv_attention_decode(*STEP, TAPS, lengths=LENGTHS, splits=True, backend="reference"), ValueError,
-        "splits is True; expected",
-    ),
-    "decode: splits of True": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_mix=MIX, splits=True), ValueError, "splits is",
-    ),
-    "heads of True": (lambda: module(True, 16), ValueError, "heads is True; expected a whole number"),
+CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "module's explain: heads": (lambda: module(2, 16).explain(**QKV), ValueError, "q has shape .* as the module"),
     "module's heads": (
-        lambda: module(2, 16)(*QKV), ValueError,
+        lambda: module(2, 16)(**QKV), ValueError,
         r"q has shape \(1, 4, 8, 16\); expected \[batch, 2, rows, 16\], as the module is MultiTokenAttention\(2, 16\)",
     ),
-    "module's head dim": (lambda: module(4, 32, norm=False)(*QKV), ValueError, r"expected \[batch, 4, rows, 32\]"),
+    "module's head dim": (lambda: module(4, 32, norm=False)(**QKV), ValueError, r"expected \[batch, 4, rows, 32\]"),
     "module's decode": (
-        lambda: module(2, 16).decode(*STEP, lengths=LENGTHS), ValueError, "q_window has shape .* expected .batch, 2",
-    ),
-    "conv scale: learned": (
-        lambda: conv_attention(*QKV, TAPS, scale=torch.ones((), requires_grad=True)), TypeError, "multiply q by it",
+        lambda: module(2, 16).decode(**STEP), ValueError, "q_window has shape .* expected .batch, 2",
     ),
     "conv scale: with a tangent": (
-        lambda: torch.func.jvp(lambda scale: conv_attention(*QKV, TAPS, scale=scale), (ONE,), (ONE,)), RuntimeError,
+        lambda: torch.func.jvp(lambda x: conv_attention(**QKV, weight=TAPS, scale=x), (ONE,), (ONE,)), RuntimeError,
         "scale has no forward-mode derivatives .* multiply q by it instead",
     ),
     "scale: a dual tensor": (
-        lambda: with_dual(lambda scale: multi_token_attention(*QKV, pre_mix=MIX, scale=scale)), RuntimeError,
+        lambda: with_dual(lambda scale: multi_token_attention(**QKV, pre_mix=MIX, scale=scale)), RuntimeError,
         "scale has no forward-mode derivatives .* multiply q by it instead",
     ),
-    "decode: pre_conv": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_conv=[1]), TypeError, "pre_conv is a list; ex",
-    ),
-    "decode: pre_mix": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_mix="x"), TypeError, "pre_mix is a str; expec",
-    ),
-    "decode: gate_bias": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, gate_bias=1), TypeError, "gate_bias is an int; ex",
-    ),
-    "decode: norm": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, norm_weight=1.0), TypeError, "norm_weight is a fl",
-    ),
     "decode: state of a layer that needs none": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_mix=MIX, state="x"), TypeError,
+        lambda: multi_token_attention_decode(**STEP, pre_mix=MIX, state="x"), TypeError,
         "state is a str; expected None, as these steps look back on no other row",
     ),
     "decode: state as a tuple": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, post_conv=TAPS, state=(Q, Q)), TypeError,
+        lambda: multi_token_attention_decode(**STEP, post_conv=TAPS, state=(Q, Q)), TypeError,
         "state is a tuple and post_conv looks back on 3 queries; give the DecodeState of prefill_state, or Dec",
     ),
-    "decode: taps of 3 heads": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_conv=TAPS[1:], pre_mix=MIX), ValueError,
-        r"pre_conv has shape \(3, 3, 3\); expected",
-    ),
-    "prefill_state: taps of 3 heads": (
-        lambda: prefill_state(Q, Q, lengths=LENGTHS, pre_conv=TAPS[1:], post_conv=TAPS), ValueError, "pre_conv has sha",
-    ),
-    "decode: taps in float64": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, post_conv=TAPS.double()), TypeError,
-        "post_conv has dtype torch.float64; expected torch.float32, as q_window",
-    ),
-    "decode: taps on another device": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_conv=TAPS.to("meta"), pre_mix=MIX), ValueError,
-        "pre_conv is on meta and q_window on cpu",
-    ),
-    "conv decode: weight in float64": (
-        lambda: conv_attention_decode(*STEP, TAPS.double(), lengths=LENGTHS), TypeError, "expected .*, as q_window",
-    ),
-    "decode: a mixing of 3 heads": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_mix=MIX[1:, 1:]), ValueError,
-        "mixes 3 heads, and q_window has 4",
-    ),
-    "decode: a mixing in float64": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, post_mix=MIX.double()), TypeError,
-        "post_mix has dtype torch.float64; expected torch.float32, as q_window",
-    ),
-    "decode: a norm in float64": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, norm_weight=Q[0, 0, 0].double()), TypeError,
-        "norm_weight has dtype torch.float64; expected torch.float32, as q_window",
-    ),
-    "depth of 400 digits": (
-        lambda: multi_token_attention(*QKV, pre_mix=MIX, norm_weight=Q[0, 0, 0], depth=10**400), ValueError,
-        r"depth is about 1e400; expected the layer's index, a whole number from 0 to 2\*\*63 - 1, or None",
-    ),
-    "depth of 2**63": (
-        lambda: multi_token_attention(*QKV, pre_mix=MIX, norm_weight=Q[0, 0, 0], depth=2**63), ValueError, "depth is 9",
-    ),
-    "norm_eps of 400 digits": (
-        lambda: multi_token_attention(*QKV, pre_mix=MIX, norm_weight=Q[0, 0, 0], norm_eps=10**400), ValueError,
-        "norm_eps is about 1e400; expected a finite number from 0 on",
-    ),
-    "decode: norm_eps of 400 digits": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, norm_weight=Q[0, 0, 0], norm_eps=10**400),
-        ValueError, "norm_eps is about 1e400",
-    ),
-    "dropout of 5000 digits": (
-        lambda: multi_token_attention(*QKV, pre_mix=MIX, dropout=10**5000), ValueError, "dropout is about 1e5000; exp",
-    ),
-    "seed of 5000 digits": (
-        lambda: multi_token_attention(*QKV, pre_mix=MIX, dropout=0.5, seed=10**5000), ValueError, "seed is about 1e50",
-    ),
-    "head_chunk of 5000 digits": (
-        lambda: conv_attention(*QKV, TAPS, head_chunk=-(10**5000)), ValueError, "head_chunk is about -1e5000; expected",
-    ),
-    "splits of 5000 digits": (
-        lambda: conv_attention_decode(*STEP, TAPS, lengths=LENGTHS, splits=10**5000), ValueError, "splits is about 1e5",
-    ),
-    "module: dropout of 5000 digits": (lambda: module(dropout=10**5000), ValueError, "dropout is about 1e5000"),
     "module: post_mix of 5000 digits": (lambda: module(post_mix=10**5000 + 1), ValueError, "post_mix is about 1e5000"),
     "preset: layer of 5000 digits": (lambda: preset(10**5000), ValueError, "layer is about 1e5000; mta-1b has the"),
     "module: depth of 400 digits": (lambda: module(depth=10**400), ValueError, "depth is about 1e400"),
-    "sparse mixing": (
-        lambda: multi_token_attention(*QKV, pre_mix=MIX.to_sparse()), TypeError,
-        r"pre_mix is a sparse tensor; expected a dense one, as to_dense\(\) makes it",
-    ),
-    "sparse mixing, compressed": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, post_mix=MIX.to_sparse_csr()), TypeError,
-        "post_mix is a sparse tensor",
-    ),
-    "nested taps": (
-        lambda: multi_token_attention(*QKV, post_conv=torch.nested.nested_tensor(list(TAPS), layout=torch.jagged)),
-        TypeError, "post_conv is a nested tensor; expected a dense one, as torch.nested.to_padded_tensor makes",
-    ),
-    "conv: sparse weight": (lambda: conv_attention(*QKV, TAPS.to_sparse()), TypeError, "weight is a sparse tensor"),
-    "q in fp8": (
-        lambda: multi_token_attention(*[Q.to(torch.float8_e4m3fn)] * 3, pre_mix=MIX), TypeError,
-        "q has dtype torch.float8_e4m3fn; expected torch.float16, torch.bfloat16, torch.float32 or torch.float64",
-    ),
-    "decode: q_window in fp8": (
-        lambda: multi_token_attention_decode(*[Q.to(torch.float8_e5m2)] * 3, lengths=LENGTHS, pre_mix=MIX), TypeError,
-        "q_window has dtype torch.float8_e5m2; expected torch.float16",
-    ),
-    "conv decode: whole numbers": (
-        lambda: conv_attention_decode(*[Q.int()] * 3, TAPS, lengths=LENGTHS), TypeError, "q_window has dtype torch.int",
-    ),
-    "module: fp8": (lambda: module(dtype=torch.float8_e4m3fn), TypeError, "dtype is torch.float8_e4m3fn; expected"),
-    "causal": (lambda: multi_token_attention(*QKV, pre_mix=MIX, causal="no"), TypeError, "causal is 'no'"),
-    "conv causal": (lambda: conv_attention(*QKV, TAPS, causal="no"), TypeError, "causal is 'no'"),
-    "causal of two": (
-        lambda: multi_token_attention(*QKV, pre_mix=MIX, causal=np.ones(2)), TypeError, r"causal is array\(.* expect",
-    ),
-    "conv causal of two": (
-        lambda: conv_attention(*QKV, TAPS, causal=torch.ones(2)), TypeError, r"causal is tensor\(.* expected True or",
-    ),
-    "rows": (lambda: multi_token_attention_reference(*QKV, pre_mix=MIX, rows=3), ValueError, "rows is 3; expected"),
-    "rows of words": (
-        lambda: multi_token_attention_reference(*QKV, pre_mix=MIX, rows=("a", "b")), ValueError, r"rows is \('a', ",
-    ),
-    "conv rows": (lambda: conv_attention_reference(*QKV, TAPS, rows=(1, 2, 3)), ValueError, r"rows is \(1, 2, 3\)"),
     "module: taps": (lambda: module(pre_conv=3), ValueError, TAPS_OF_3),
     "module: taps as typed": (lambda: module(post_conv="6x11"), ValueError, "post_conv is '6x11'; expected"),
     "module: three taps": (lambda: module(pre_conv=(3, 3, 3)), ValueError, "expected query taps and key taps"),
     "module: no taps": (lambda: module(pre_conv=False), ValueError, "pre_conv is False; .* or None"),
     "module: taps of 0": (lambda: module(pre_conv=(0, 3)), ValueError, r"\(0, 3\): a number of taps is 0; expected"),
-    "module: head_dim 0": (lambda: module(4, 0), ValueError, "head_dim is 0; expected a whole number from 1 on"),
-    "module: head_dim": (lambda: module(4, "a"), ValueError, "head_dim is 'a'; expected a whole number"),
-    "module: heads": (lambda: module("4", 16, pre_conv=None), ValueError, "heads is '4'; expected a whole number"),
     "module: norm": (lambda: module(norm="rms"), ValueError, "norm is 'rms'; expected True or False"),
     "module: depth": (lambda: module(depth=-1), ValueError, "depth is -1; expected the layer's index"),
-    "module: dropout": (lambda: module(dropout=1.0), ValueError, "dropout is 1.0; expected a number from 0 to"),
-    "module: pad_key": (lambda: module(pre_conv=None, post_conv=None, pad_key="x"), ValueError, "pad_key is 'x'"),
-    "module: dtype": (lambda: module(dtype="bf16"), TypeError, "dtype is 'bf16'; expected torch.float16"),
-    "module: whole numbers": (lambda: module(dtype=torch.int32), TypeError, "dtype is torch.int32; expected"),
     "preset: layer": (lambda: preset("a"), ValueError, "layer is 'a'; mta-1b has the layers 0 to 23"),
     "preset: layer of no kind": (lambda: preset(None), ValueError, "layer is None; mta-1b has the layers"),
     "preset: layer 2.0": (lambda: preset(2.0), ValueError, "layer is 2.0"),
@@ -279,50 +293,51 @@ CALLS = {
     "preset: list": (lambda: preset(2, ["mta-1b"]), ValueError, r"preset is \['mta-1b'\]; expected one of"),
     "entries of a list": (lambda: layer_entries([1], 2), TypeError, "state_dict is a list; expected a mapping"),
     "entries of numbers": (lambda: layer_entries({1: 2}, 2), TypeError, "expected a mapping from names to tensors"),
-    "ConvAttention: dtype": (lambda: ConvAttention(4, dtype="bf16"), TypeError, "dtype is 'bf16'"),
-    "ConvAttention: backend": (lambda: ConvAttention(4, backend="hooper"), ValueError, "backend is 'hooper'; expected"),
-    "ConvAttention: scale": (lambda: ConvAttention(4, scale="x"), TypeError, "scale is 'x'"),
-    "ConvAttention: causal": (lambda: ConvAttention(4, causal="no"), TypeError, "causal is 'no'"),
-    "ConvAttention: head_chunk": (lambda: ConvAttention(4, head_chunk=0), ValueError, "head_chunk is 0; expected"),
     "identity_weight: dtype": (lambda: identity_weight(4, 3, 3, dtype=torch.int64), TypeError, "dtype is torch.int64"),
-    "module: causal": (lambda: module(causal="x"), TypeError, "causal is 'x'; expected True or False"),
-    "module: scale": (lambda: module(scale="x"), TypeError, "scale is 'x'; expected a number"),
-    "module: backend": (lambda: module(backend="x"), ValueError, "backend is 'x'; expected 'auto' or one of 'ref"),
     "module: backend of conv_attention": (
         lambda: module(post_mix=False, backend="hopper"), ValueError,
         "backend 'hopper' runs conv_attention alone, which has no pre_mix and no post_conv; expected 'auto' or one of "
         "'reference', 'triton'",
     ),
     "dropout of a backend of conv_attention": (
-        lambda: multi_token_attention(*QKV, pre_conv=TAPS, dropout=0.1, backend="cuda"), ValueError,
+        lambda: multi_token_attention(**QKV, pre_conv=TAPS, dropout=0.1, backend="cuda"), ValueError,
         "backend 'cuda' runs conv_attention alone, which has no dropout; expected 'auto' or one of 'reference', 'tri",
     ),
     "explain: dropout of a backend of conv_attention": (
-        lambda: explain(*QKV, dropout=0.1, backend="hopper"), ValueError, "which has no dropout; expected 'auto'",
+        lambda: explain(**QKV, dropout=0.1, backend="hopper"), ValueError, "which has no dropout; expected 'auto'",
     ),
     "decode: backend of conv_attention": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_mix=MIX, backend="cuda"), ValueError,
+        lambda: multi_token_attention_decode(**STEP, pre_mix=MIX, backend="cuda"), ValueError,
         "backend 'cuda' runs conv_attention alone, which has no pre_mix; expected 'auto'",
     ),
     "state of all": (
         lambda: module(causal=False).prefill_state(Q, Q, lengths=LENGTHS), ValueError, "causal is False, and a decode",
     ),
-    "decode of all": (lambda: module(causal=False).decode(*STEP, lengths=LENGTHS), ValueError, "causal is False, and"),
+    "decode of all": (lambda: module(causal=False).decode(**STEP), ValueError, "causal is False, and"),
     "state: batch": (lambda: DecodeState.empty(-1, 4, 3, 8, dtype=Q.dtype), ValueError, "batch is -1; expected"),
     "state: heads": (lambda: DecodeState.empty(1, 4.0, 3, 8, dtype=Q.dtype), ValueError, "heads is 4.0"),
     "state: taps": (lambda: DecodeState.empty(1, 4, 0, 8, dtype=Q.dtype), ValueError, "query_taps is 0"),
     "state: dtype": (lambda: DecodeState.empty(1, 4, 3, 8, dtype="fp32"), TypeError, "dtype is 'fp32'"),
+    "module: post_mix": (lambda: module(post_mix=3), ValueError, "post_mix is 3; expected True, False, 'linear' or"),
+    "module: no post_mix": (lambda: module(post_mix=0), ValueError, "post_mix is 0"),
+    "module: pre_mix": (lambda: module(pre_mix=2), ValueError, "pre_mix is 2; expected True, for all 4 heads, or"),
+    "module: a post_mix of words": (lambda: module(post_mix="heads"), ValueError, "post_mix is 'heads'"),
+    "module: gate": (lambda: module(gate="half"), ValueError, "gate is 'half'; expected True, False or 'full'"),
+    "module: depth and no norm": (lambda: module(norm=False, depth=1), ValueError, "depth is 1 and norm is False"),
+    "decode: q_window of 2 rows": (
+        lambda: conv_attention_decode(**STEP | {"q_window": Q[:, :, -2:]}, weight=TAPS), ValueError, "give the last 3"
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_wrong_call_is_refused_in_one_sentence(name):
+def test_a_wrong_call_is_refused_in_one_sentence(name: str) -> None:
     call, error, sentence = CALLS[name]
     with pytest.raises(error, match=sentence) as found:
         call()
     assert "\n" not in str(found.value)
 
 
-def test_an_option_of_a_preset_replaces_the_presets_own():
+def test_an_option_of_a_preset_replaces_the_presets_own() -> None:
     attention = MultiTokenAttention.preset("mta-1b", layer=2, heads=4, head_dim=8, pre_conv=None)
     assert (attention.heads, attention.head_dim, attention.mta_kernel) == (4, 8, None)
