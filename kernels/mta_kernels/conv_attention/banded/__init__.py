@@ -1,4 +1,4 @@
-"""What the kernels of the banded convolution share: headers of CUDA C++, constants, structures."""
+"""Shared by the kernels of the banded convolution: CUDA C++ headers, constants, structures."""
 
 from pathlib import Path
 

@@ -1,14 +1,14 @@
-// What rows that the forward computed in float32, and those with huge scores, add to the gradients: backward.cu leaves them
-// out. A block a head, one row after another. Nearly always there are none, and a block only reads the logsumexps. The last
+// Adds the gradients of rows that backward.cu skips: rows that the forward computed in float32, and rows with huge scores.
+// One block a head, one row after another. Nearly always there are none, and a block only reads the logsumexps. The last
 // block of a query head then adds up its weight's gradient.
 //
-// Probabilities are of a softmax computed anew: a float32 logsumexp has too few digits for scores of a million.
-// Constants beside those of exact.cuh: none.
+// Probabilities come from a recomputed softmax: a float32 logsumexp has too few digits for scores of a million.
+// Constants besides the ones of exact.cuh: none.
 #include <elements.cuh>
 #include <counters.cuh>
 #include <exact.cuh>
 
-// A chunk is a column of scores a thread. The outer ones, which c and ds reach across, are of the chunks beside it.
+// A chunk is a column of scores a thread. Its outer columns, which c and ds reach across, belong to its neighbours.
 constexpr int THREADS = 256, EDGE = KEY_TAPS - 1, OWN = THREADS - 2 * EDGE;
 static_assert(QUERY_TAPS * KEY_TAPS <= THREADS, "a thread has a tap's gradient");
 
@@ -26,10 +26,10 @@ struct Arguments {
     const float* logsumexp;  // [B, Hq, M]
     uint16_t* dq;            // [B, Hq, M, HEAD_DIM]
     float *dk, *dv;          // [B * Hq, N, HEAD_DIM]
-    float* dweight;          // [B * Hq, weight_pitch]: sums of rows; to the first QUERY_TAPS * KEY_TAPS is added
+    float* dweight;          // [B * Hq, weight_pitch]: sums of rows; the first QUERY_TAPS * KEY_TAPS grow here
     int weight_pitch;
-    const float* delta;      // [B, Hq, M], which no code reads: without it the machine code would be another
-    uint16_t *dk_rounded, *dv_rounded;  // null, or what dk and dv of heads with such rows are to be rounded to
+    const float* delta;      // [B, Hq, M], unread: without it the machine code would change
+    uint16_t *dk_rounded, *dv_rounded;  // null, or where dk and dv of heads with such rows are written, rounded
     void* weight_grad;       // [Hq, QUERY_TAPS, KEY_TAPS] in float32 or ELEMENT, or null: the sums of dweight
     int* heads_done;         // [Hq], 0 at first: blocks of a query head that are done
     int weight_grad_is_float, batch;
@@ -39,7 +39,7 @@ DEVICE float kept(int array, int i) { return __uint_as_float(load_shared(shared_
 DEVICE void keep(int array, int i, float value) { store_shared(shared_memory() + 4 * (array + i), __float_as_uint(value)); }
 DEVICE int row_grad(int row, int column) { return ROW_GRADS + row % QUERY_TAPS * HEAD_DIM + column; }
 
-// By all threads of a block, which all have the result. `array` is one of THREADS.
+// Called by all threads of a block; all get the result. `array` has THREADS numbers.
 template <class Combine> DEVICE float of_all_threads(float value, int array, Combine combine) {
     __syncthreads();
     keep(array, threadIdx.x, value);
@@ -69,7 +69,7 @@ struct Head {
     }
 };
 
-// c of a row at this thread's column of the chunk that begins at `first`, all scores of which are then in shared memory.
+// c of a row at this thread's column of the chunk that begins at `first`. Leaves the chunk's scores in shared memory.
 // It is complete where the row's window is in the chunk. `sees`: as `exact_scores` gives it.
 DEVICE float convolved(const Arguments& args, const Head& of, int row, int first, uint32_t& sees) {
     const int thread = threadIdx.x;
@@ -122,7 +122,7 @@ DEVICE Softmax softmax_of(const Arguments& args, const Head& of, int row, int be
     return {reference, sum, of_all_threads(mine.delta * rescale, P, add) / sum};
 }
 
-// What a row of NaN gives: NaN to all that it sees. `nan_begin`, `nan_end`: keys that have it already.
+// A row of NaN makes the gradients of all keys that it sees NaN. `nan_begin`, `nan_end`: keys that are NaN already.
 DEVICE void spread_nan(const Head& of, int row, int begin, int end, int& nan_begin, int& nan_end) {
     const float NOT_A_NUMBER = __uint_as_float(~0u);
     const int from = begin == nan_begin ? nan_end : begin;
@@ -133,7 +133,7 @@ DEVICE void spread_nan(const Head& of, int row, int begin, int end, int& nan_beg
     nan_begin = begin, nan_end = end;
 }
 
-// The gradients that a row has in a chunk of keys; returns what it adds to that of this thread's tap.
+// The gradients of a row in a chunk of keys; returns what the row adds to the gradient of this thread's tap.
 DEVICE float add_chunk(const Arguments& args, const Head& of, int row, Softmax softmax, int first, int begin, int end) {
     const int thread = threadIdx.x, key = first - EDGE + thread;
     const uint16_t* const grad_row = row_of(args.grad_out, of.batch, of.head, row);
@@ -187,7 +187,7 @@ DEVICE float add_chunk(const Arguments& args, const Head& of, int row, Softmax s
     return dweight;
 }
 
-// Add what was kept to rows of dq that no later row adds to.
+// Add the kept sums to the rows of dq to which no later row adds.
 DEVICE void close_rows(const Head& of, int from, int end) {
     __syncthreads();
     for (int row = from; row < end; row++)

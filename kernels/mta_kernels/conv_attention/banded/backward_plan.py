@@ -62,17 +62,17 @@ class Chunks(ctypes.Structure):
 
 
 def columns_left(conv: Convolution) -> int:
-    """Columns by which p's tiles begin before those of scores, LEFT of positions.cuh."""
+    """Columns by which p's tiles begin before the score tiles, LEFT of positions.cuh."""
     return -(-(conv.key_taps - 1 - conv.pad) // 8) * 8
 
 
 def columns_lag(conv: Convolution) -> int:
-    """Columns by which ds's tiles do, LAG of backward_layout.cuh."""
+    """Columns by which ds's tiles begin before the score tiles, LAG of backward_layout.cuh."""
     return columns_left(conv) + -(-conv.pad // 8) * 8
 
 
 class RowBlocks(Protocol):
-    """What a plan asks of a backward's constants."""
+    """What a plan reads of a backward's constants."""
 
     @property
     def conv(self) -> Convolution:
@@ -91,7 +91,7 @@ class RowBlocks(Protocol):
         """Numbers of a scratch row that a block of products reads."""
 
     def products_of_rows(self, rows: int) -> int:
-        """Blocks of products that a chunk of so many rows has beside those of p and ds."""
+        """Blocks of products that a chunk of so many rows has besides the products of p and ds."""
 
 
 class ChunkPlan(NamedTuple):
@@ -109,12 +109,12 @@ class ChunkPlan(NamedTuple):
     def of(
         cls, constants: RowBlocks, batch_heads: int, query_rows: int, key_rows: int, blocks_at_once: int
     ) -> ChunkPlan:
-        """Chunks as long as MOST_CHUNK_ROWS allows, and slots for those under way, whatever the number of heads.
+        """Chunks as long as MOST_CHUNK_ROWS allows, and slots for the chunks in flight, whatever the number of heads.
 
-        The GPU has `blocks_at_once`. The scratch holds as many row blocks and three stages more, for their products.
-        As far as CHEAP_SCRATCH goes, it holds three times as many row blocks, so that they do not wait for it. It has
-        room for no more rows than MOST_CHUNK_ROWS of every head, unless SPARED_SCRATCH holds them; where it has room
-        for few, chunks are shorter, so that some are under way at a time.
+        The GPU runs `blocks_at_once`. The scratch holds that many row blocks and three more stages for their products.
+        Within CHEAP_SCRATCH bytes it holds three times as many row blocks, so that none waits for scratch. It holds at
+        most MOST_CHUNK_ROWS rows of every head, or what SPARED_SCRATCH bytes hold if that is more. Where few rows fit,
+        chunks are shorter, so that several are in flight.
         """
         rows, pitch = constants.block_rows, -(-(key_rows + CARRIED) // TILE) * TILE
         most_rows = max(batch_heads * MOST_CHUNK_ROWS, SPARED_SCRATCH // (2 * 2 * pitch))
@@ -140,7 +140,7 @@ class ChunkPlan(NamedTuple):
         return 2 * 3 + 2 * self.stages
 
     def chunk_structure(self, batch_heads: int) -> Chunks:
-        """What the kernel is told, but for where the counters are."""
+        """What the kernel receives, except the address of the counters."""
         last_blocks = self.all_row_blocks - (self.chunks - 1) * self.row_blocks
         open_at_first = min(self.slots, batch_heads) * last_blocks + max(self.slots - batch_heads, 0) * self.row_blocks
         sizes = self.chunks, self.row_blocks, self.all_row_blocks, self.slots, self.stages, self.work_tiles

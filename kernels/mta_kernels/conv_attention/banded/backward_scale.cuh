@@ -4,18 +4,18 @@
 
 constexpr int NORM_PARTS = 32;  // maxima of squared norms of rows, a head
 
-// With SPANS each document has a power of two of its own, as `document_factors` of packing.py gives it, and `grad_norms`
-// holds it for each row: [B * Hq, N].
+// With SPANS each document has a power of two of its own (`document_factors` of packing.py). `grad_norms` then holds it
+// for each row: [B * Hq, N].
 template <class Arguments> DEVICE float document_factor(const Arguments& args, int batch_head, int row) {
     return args.grad_norms[(int64_t)batch_head * args.at.query_rows + clamp_row(args.at, row)];
 }
 
-// One over it. A division would be a call, around which registers spill.
+// One over `document_factor`. A division would be a call, around which registers spill.
 template <class Arguments> DEVICE float document_unit(const Arguments& args, int batch_head, int row) {
     return __uint_as_float(0x7F000000u - __float_as_uint(document_factor(args, batch_head, row)));
 }
 
-// The least of some rows, by a warp: the weight's gradient sums dc of all their documents.
+// The least factor of some rows, by a warp: the weight's gradient sums dc of all their documents.
 template <class Arguments>
 DEVICE float least_factor(const Arguments& args, int batch_head, int first_row, int end_row, int lane) {
     float least = document_factor(args, batch_head, first_row);
@@ -28,7 +28,7 @@ DEVICE uint32_t scale_halves(uint32_t halves, float low, float high) {
     return pack<Half>(unpack<Half>((uint16_t)halves) * low, unpack<Half>((uint16_t)(halves >> 16)) * high);
 }
 
-// dc goes through fp16, and ds, up to 136 of them times weights below 1, to scratch in ELEMENT.
+// dc is rounded to fp16. ds, the sum of up to 136 dc times weights below 1, is stored to scratch in ELEMENT.
 template <class Element> struct GradLimit;
 template <> struct GradLimit<Half> { static constexpr float log2 = 8; };
 template <> struct GradLimit<Bfloat16> { static constexpr float log2 = 14; };
@@ -47,12 +47,12 @@ DEVICE float grad_factor_of(const Arguments& args, const RowBlock& rows, int lan
     return exp2f(fminf(fmaxf(floorf(GradLimit<ELEMENT>::log2 - bound), -100.f), 100.f));
 }
 
-// For dc, in fp16, from what the block's rows see, so that a huge token costs others little. For ds, which all blocks of a head
-// add up, from the whole head. With SPANS a row has its document's for both.
+// The scale of dc, in fp16, is of what the block's rows see, so that a huge token costs others little. All blocks of a head add
+// up ds: its scale is of the whole head. With SPANS both are the scale of a row's document.
 struct GradScales {
     float of_block, to_ds, ds_unit;
 
-    // `unit`: what c is multiplied by; `end_of_c`: of the rows whose dc the block computes.
+    // `unit`: the factor of c; `end_of_c`: the end of the rows whose dc the block computes.
     template <class Arguments, class RowBlock>
     DEVICE GradScales(const Arguments& args, const RowBlock& rows, int lane, float unit, int end_of_c) {
         if constexpr (SPANS) {

@@ -2,21 +2,21 @@
 //
 // A stage is a chunk of rows of one head: its row blocks, and when they are done, its products. The first stages are the last
 // rows of all heads, which see the most keys. There are two queues, of row blocks and of products, both in the order of stages. A
-// block takes a row block if there is one to take, or else products.
+// block takes a row block if one is available, or else products.
 //
-// At first the row blocks of `slots` stages can be taken, which is what the scratch has room for. The k-th stage whose row blocks
-// are done, whichever it is, lets the products of stage k be taken. The k-th whose products are done lets the row blocks of stage
-// slots + k be taken. So who has taken a tile may still have to wait for the stage that it needs. There is no deadlock:
+// At first the row blocks of `slots` stages are available, as many as the scratch has room for. When a k-th stage, whichever it
+// is, has finished its row blocks, the products of stage k become available. When a k-th stage has finished its products, the row
+// blocks of stage slots + k do. So a block that took a tile may still wait for the stage that it needs. There is no deadlock:
 //
-// - A block waits only for tiles that were taken before its own. Who takes row blocks of stage slots + k finds k + 1 stages whose
-//   products are done. Since products are taken in order, all those of stage k, whose place in the scratch they need, have been
-//   taken. The same holds for products, which need the row blocks of their stage, and the products of a stage before.
-// - A block that takes its next tile while it computes one has taken that one before. So of all tiles that are not done, the one
+// - A block waits only for tiles that were taken before its own. Row blocks of stage slots + k are available once k + 1 stages
+//   have finished their products. Products are taken in order, so all products of stage k, whose place in the scratch the row
+//   blocks need, have been taken. Products need the row blocks of their stage, and an earlier stage's products: the same holds.
+// - A block may take its next tile while it computes the current one, which it took before. So of all unfinished tiles, the one
 //   taken first waits for nothing.
-// - Where no row block can be taken, those of all open stages have been. When they are done, as many stages of products can be
-//   taken, and when those are done, further row blocks.
+// - If no row block is available, all row blocks of open stages have been taken. When they are done, as many stages of products
+//   become available, and when these are done, further row blocks.
 //
-// Who includes it has PLACES, the numbers of a scratch row that a block of products reads.
+// The including file defines PLACES, the numbers of a scratch row that a block of products reads.
 #pragma once
 #include <counters.cuh>
 #include <positions.cuh>
@@ -30,7 +30,7 @@ struct Chunks {
     int batch_heads, chunks, row_blocks, all_row_blocks;  // row blocks of a chunk; the last rows' may have fewer
     int slots, stages;                                    // stages g, g + slots, .. share a part of the scratch
     int work_tiles, open_at_first;                        // of both kinds; row blocks of the first `slots` stages
-    Scheduler* scheduler;                                 // then row blocks that are done, of each stage, and then products
+    Scheduler* scheduler;                                 // then the finished row blocks of each stage, and then products
 
     DEVICE int* rows_done(int stage) const { return (int*)(scheduler + 1) + stage; }
     DEVICE int* products_done(int stage) const { return rows_done(stages + stage); }
@@ -39,13 +39,13 @@ struct Chunks {
 };
 
 struct WorkTile {
-    int stage, chunk, part;  // part: row block of the chunk, or block of places, those of ds after those of p
+    int stage, chunk, part;  // part: row block of the chunk, or block of places, p's before ds's
     bool of_rows;
 
     DEVICE bool exists() const { return stage >= 0; }
 };
 
-// Keys that rows of a chunk see, and blocks of places that p or ds, `shift` places on, take.
+// Keys that rows of a chunk see, and blocks of places that p or ds need, `shift` places after the keys.
 template <int BlockRows> DEVICE int chunk_keys(const Chunks& chunks, const Positions& at, int chunk) {
     const int end = min((chunk + 1) * chunks.row_blocks * BlockRows, at.query_rows);
     return CAUSAL ? end + at.key_rows - at.query_rows : at.key_rows;
@@ -96,7 +96,7 @@ template <class ProductsOf> DEVICE void wait_for_rows(const Chunks& chunks, cons
     if (work.stage >= chunks.batch_heads) wait_for_products(chunks, work.stage - chunks.batch_heads, products_of);
 }
 
-// A work tile is done, by one thread after a barrier. The last of a stage opens one of the other queue.
+// By one thread after a barrier: a work tile is done. The last tile of a stage opens a stage of the other queue.
 template <class ProductsOf> DEVICE void rows_are_done(const Chunks& chunks, int stage, ProductsOf products_of) {
     if (arrive(chunks.rows_done(stage)) + 1 < chunks.blocks_of(chunks.chunk_of(stage))) return;
     const int opened = fetch_next(&chunks.scheduler->row_stages_done);

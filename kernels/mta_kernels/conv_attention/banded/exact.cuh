@@ -1,7 +1,7 @@
-// Conv attention in float32 on the CUDA cores: for rows whose scores overflow fp16, through which the convolution goes.
+// Conv attention in float32 on the CUDA cores: for rows whose scores overflow fp16, to which the kernels round scores.
 //
-// Slow and plain. It reads what a row sees and nothing else, so that a row depends on no later token and no other document.
-// Constants beside those of positions.cuh: ELEMENT, HEAD_DIM.
+// Slow and plain. It reads only what a row sees, so that a row depends on no later token and no other document.
+// Constants besides the ones of positions.cuh: ELEMENT, HEAD_DIM.
 #pragma once
 #include <positions.cuh>
 

@@ -1,5 +1,5 @@
-// The epilogue of the forward, from registers as products leave them: rows of out and their logsumexp; rows that overflowed are
-// computed again.
+// The epilogue of the forward: writes rows of out and their logsumexp from the accumulators, and computes rows that overflowed
+// again.
 #pragma once
 #include <forward_exact.cuh>
 #include <forward_softmax.cuh>
@@ -18,7 +18,7 @@ DEVICE void transpose_of_four_lanes(uint32_t (&words)[4], int lane) {
     }
 }
 
-// Rows of a warp's accumulator: row i is query `warp_row` + Apart i. Those before `first_result` are no results.
+// Rows of a warp's accumulator: row i is query `warp_row` + Apart i. Rows before `first_result` are not written.
 template <int Apart, class Arguments, int Columns>
 DEVICE void write_rows(const Arguments& args, const WorkTile& work, const OnlineSoftmax<Columns>& softmax,
                        const float (&accumulator)[VALUE_DIM / 2], int warp_row, int first_result, int lane) {

@@ -1,15 +1,15 @@
 // The online softmax of the forward, in units of log 2.
 //
-// The sum and the accumulator of a row share a reference. Any reference that keeps them in range will do, so it moves to the
+// The sum and the accumulator of a row share a reference. Any reference that keeps them in range will do. It moves to the
 // maximum only when a thread's numbers of a step, 16 of 64 columns, add up to more than LARGEST_SUM. Most steps thus skip the
-// maximum. Who includes it has VALUE_DIM and ELEMENT.
+// maximum. The including file defines VALUE_DIM and ELEMENT.
 #pragma once
 #include <positions.cuh>
 
 constexpr float LARGEST_SUM = 4096;
 
 template <int Columns> struct OnlineSoftmax {
-    const float unit;  // what c is multiplied by
+    const float unit;  // the factor of c
     float (&reference)[2], (&running_sum)[2], (&sums)[2];
     uint32_t (&probabilities)[Columns / 4];  // of a step: A fragments of the product with the values
 

@@ -1,6 +1,6 @@
 // Which rows of which head a block of the forward computes.
 //
-// Who includes it has KEYS, BLOCK_ROWS and VALUE_PARTS, and arguments with `at`, `row_blocks`, `work_tiles`, `heads_in_l2`.
+// The including file defines KEYS, BLOCK_ROWS, VALUE_PARTS. Arguments have `at`, `row_blocks`, `work_tiles`, `heads_in_l2`.
 #pragma once
 #include <positions.cuh>
 
@@ -23,5 +23,5 @@ struct WorkTile {
         first_tile = keys_begin(args.at, first_row) / KEYS;
         end_tile = max((keys_end(args.at, end_row - 1) + LEFT + KEYS - 1) / KEYS, first_tile + 1);
     }
-    DEVICE bool exists() const { return end_tile > 0; }  // or it comes after the last
+    DEVICE bool exists() const { return end_tile > 0; }  // else it is past the last
 };

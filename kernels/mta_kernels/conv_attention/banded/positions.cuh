@@ -1,4 +1,4 @@
-// Which keys a row sees, and small helpers: what all kernels of the banded convolution share.
+// Which keys a row sees, and small helpers, for all kernels of the banded convolution.
 //
 // Constants come from the compiler's command line: QUERY_TAPS, KEY_TAPS, PAD, and CAUSAL, SPANS, which are 0 or 1.
 #pragma once
@@ -38,8 +38,8 @@ DEVICE float warp_sum(float value) {
     return value;
 }
 
-// The lowest bit of a logsumexp says whether the forward computed its row exactly, in float32. The backward does so, and where
-// the logsumexp is so large that its rounding changes probabilities by half a percent.
+// The lowest bit of a logsumexp is set if the forward computed its row exactly, in float32. The backward computes such rows
+// exactly, too, and rows whose logsumexp is so large that its rounding changes probabilities by half a percent.
 constexpr float LARGE_LOGSUMEXP = 32768;
 DEVICE float marked(float logsumexp, bool is_exact) {
     return __uint_as_float((__float_as_uint(logsumexp) & ~1u) | (uint32_t)is_exact);

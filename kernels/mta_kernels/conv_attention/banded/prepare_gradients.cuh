@@ -19,7 +19,7 @@ DEVICE float sum_of_eight(float sum, int thread) {
     return sum;
 }
 
-// What is summed over two rows of numbers, of which 8 threads have a part each.
+// Sums over two rows of numbers, of which 8 threads have a part each.
 struct RowSums {
     float products = 0, squares_of_b = 0;
 
@@ -37,7 +37,7 @@ DEVICE void store_largest(float largest, float* to) {
     if (threadIdx.x == 0) *to = largest;
 }
 
-// `head` is one of all batches; there may be more than these.
+// `head` counts the heads of all batches; the grid may have more.
 template <class Preparation> DEVICE void prepare_gradients(const Preparation& args, int head, int job) {
     const int thread = threadIdx.x, part = job % NORM_PARTS, at = head * NORM_PARTS + part;
     const int rows = job < NORM_PARTS ? args.key_rows : args.query_rows, each = (rows + NORM_PARTS - 1) / NORM_PARTS;

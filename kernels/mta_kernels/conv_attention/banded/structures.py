@@ -1,4 +1,4 @@
-"""What the banded kernels are compiled with and given, and how their heads are scheduled."""
+"""The constants and arguments that the banded kernels share, and how their heads are scheduled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ L2_BYTES = 32 << 20  # keys and values that L2 holds
 
 @dataclass(frozen=True)
 class BandedConstants:
-    """What the constants of each kernel begin with."""
+    """The constants with which the constants of every kernel begin."""
 
     dtype: torch.dtype
     head_dim: int

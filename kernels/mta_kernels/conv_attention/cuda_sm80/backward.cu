@@ -1,4 +1,4 @@
-// Conv attention backward for every NVIDIA GPU from sm_80 on: rows leave p and ds in scratch, products make dq, dk and dv of them.
+// Conv attention backward for every NVIDIA GPU from sm_80 on: row blocks store p and ds in scratch, products give dq, dk and dv.
 //
 // It streams over keys as the forward does and recomputes scores and probabilities:
 //   c = convolution of s, p = exp2(c - logsumexp), dc = p (grad_out v^T - delta),
@@ -6,11 +6,11 @@
 //   d weight[cq-1-t, b] = sum of dc[i, j] s[i-t, j-pad+b]
 //   dq = scale ds k, dk = scale ds^T q, dv = p^T grad_out
 // From dc of TILE_ROWS rows it computes ds of the rows that begin HALO earlier, so that all shifts are to rows above. BLOCK_ROWS
-// rows are complete: the first HALO rows of c are not, nor twice as many of ds. c's columns end LEFT columns before the scores',
-// and ds's LAG before.
+// rows are complete: the first HALO rows of c and the first 2 HALO rows of ds are not. The columns of c end LEFT columns before
+// the columns of scores, and the columns of ds LAG before.
 //
 // A block computes a row block, or a block of products, in the order of backward_scheduler.cuh.
-// Constants come from the compiler's command line (backward.py): those of forward.cu, and
+// Constants come from the compiler's command line (backward.py): the ones of forward.cu, and
 //   COLUMN_GROUPS, warps that share 32 rows
 #include "backward_layout.cuh"
 #include "backward_products.cuh"

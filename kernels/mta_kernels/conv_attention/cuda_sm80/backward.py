@@ -1,4 +1,4 @@
-"""Launches backward.cu, whose blocks compute rows of a head, or products of what these left."""
+"""Launches backward.cu, whose blocks compute rows of a head, or products of the p and ds that rows stored."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Sm80BackwardConstants(BandedConstants):
         return 4 if self.head_dim > 128 else 2 if self.head_dim > 64 else 1
 
     def products_of_rows(self, rows: int) -> int:
-        """Those of dq."""
+        """The blocks of products of dq."""
         return -(-rows // self.places)
 
     @property
@@ -109,12 +109,12 @@ class Sm80BackwardConstants(BandedConstants):
 
     @property
     def prepared(self) -> BackwardPrepareConstants:
-        """The first launch's, which few of the constants change."""
+        """The constants of the first launch: few of these change it."""
         return BackwardPrepareConstants(self.dtype, self.head_dim)
 
     @property
     def exact(self) -> ExactConstants:
-        """The third launch's."""
+        """The constants of the third launch."""
         return ExactConstants(self.dtype, self.head_dim, self.conv, self.causal, self.spans)
 
 
@@ -132,8 +132,8 @@ class BackwardPrepareConstants(BandedConstants):
         return Source(FOLDER / "prepare.cu", architecture, self.constants(), headers_in(FOLDER, BANDED))
 
 
-# The fastest first, up to head dim 64, up to 128 and above. The last of the first two are for the 99 KB of sm_86, sm_89
-# and sm_120.
+# Up to head dim 64, up to 128 and above, the fastest first. The last tiles of the first two lists fit the 99 KB of
+# sm_86, sm_89 and sm_120.
 SMALL_TILES = (BackwardTiles(4, 1, 64, 32, 2, True), BackwardTiles(4, 1, 32, 32, 2, True))
 LARGE_TILES = (
     BackwardTiles(4, 1, 32, 32, 2, False), BackwardTiles(2, 2, 64, 32, 2, False), BackwardTiles(4, 2, 64, 32, 1, False),
@@ -145,7 +145,7 @@ WIDE_TILES = BackwardTiles(4, 2, 64, 32, 1, False), BackwardTiles(2, 2, 64, 32, 
 def constants_for(
     dtype: torch.dtype, head_dim: int, conv: Convolution, causal: bool, spans: bool, shared_limit: int
 ) -> Sm80BackwardConstants | None:
-    """Of the first tiles that fit a GPU whose blocks can have `shared_limit` bytes, or None; an SM has 1 KB more."""
+    """With the first tiles that fit a GPU whose blocks can have `shared_limit` bytes, or None; an SM has 1 KB more."""
     tiles = SMALL_TILES if head_dim <= 64 else LARGE_TILES if head_dim <= ON_EVERY_GPU else WIDE_TILES
     found = (Sm80BackwardConstants(dtype, head_dim, conv, causal, spans, x) for x in tiles)
     return next((x for x in found if x.tiles.blocks * (x.shared_memory + 1024) <= shared_limit + 1024), None)
@@ -187,9 +187,9 @@ def conv_attention_backward(
 ) -> Gradients:  # fmt: skip
     """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes and dtypes.
 
-    The arguments are those of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and
-    `grad_out [B, Hq, M, D]`, the gradient of out, all of any strides. `head_chunk` query heads are worked on at a time,
-    all if 0. The same from run to run. Scratch: p and ds of the chunks of rows under way, see `ChunkPlan`.
+    Takes the arguments of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and the gradient
+    `grad_out [B, Hq, M, D]`. Tensors have any strides. Computes `head_chunk` query heads at a time, all if 0.
+    Results are the same from run to run. Scratch: p and ds of the chunks of rows in flight, see `ChunkPlan`.
     """
 
     def some_heads(*tensors: Tensor) -> Gradients:

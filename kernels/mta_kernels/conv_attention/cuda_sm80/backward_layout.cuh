@@ -7,7 +7,7 @@ constexpr int ABOVE = 16;  // the weight's gradient reads scores from up to 2 HA
 #include "geometry.cuh"
 
 constexpr int LEFT_BACK = 8 * LEFT_EIGHTS;  // columns of ds left of a block of dc
-constexpr int LAG = LEFT + LEFT_BACK;       // columns by which ds's tiles begin before those of scores
+constexpr int LAG = LEFT + LEFT_BACK;       // columns by which ds's tiles begin before the score tiles
 constexpr int BLOCK_ROWS = TILE_ROWS - 2 * HALO;
 constexpr int COLUMNS = KEYS / COLUMN_GROUPS;  // of a tile, that a warp computes
 static_assert(ROW_TILES == 2, "32 rows a warp");
@@ -42,9 +42,9 @@ struct Arguments {
     const float *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms; see `document_factor`
     const float *logsumexp, *delta;         // [B, Hq, M]
     uint16_t *p, *ds;                       // [slots, chunk_rows, pitch], in the order in which threads hold them
-    float* ds_unit;                         // [B * Hq]: what ds is to be multiplied by, with SPANS over its document's factor
+    float* ds_unit;                         // [B * Hq]: the factor of ds, with SPANS over its document's factor
     float *dk, *dv;                         // [B * Hq, N, HEAD_DIM]
-    const int* seen_by;                     // [2, blocks of ALIGNED keys] or null: a block is seen by rows from one to before another
+    const int* seen_by;                     // [2, blocks of ALIGNED keys] or null: the rows that see a block, first and one past last
     uint16_t* dq;                           // [B, Hq, M, HEAD_DIM]
     float* dweight;                         // [B * Hq, all row blocks, QUERY_TAPS * KEY_TAPS], sums of rows
     float scale, scale_log2;

@@ -1,7 +1,7 @@
-// The blocks of the backward that compute products of what the rows left: dv += p^T grad_out, dk += ds^T q and dq = ds k.
+// The blocks of the backward that compute products of the rows' p and ds: dv += p^T grad_out, dk += ds^T q and dq = ds k.
 //
-// The left operand is a part of the scratch, the right one rows of grad_out, q or k. Both are copied PRODUCT_DEPTH rows, or
-// places, at a time, and some such steps ahead.
+// The left operand is a part of the scratch, the right one rows of grad_out, q or k. A step copies PRODUCT_DEPTH rows, or
+// places, of both. Copies run several steps ahead.
 #pragma once
 #include "products.cuh"
 
@@ -19,8 +19,8 @@ struct ProductTile {
     int begin, end;  // rows of the chunk, or places for dq
 };
 
-// What a thread copies of the steps of a product, one after the other: PRODUCT_DEPTH rows of the scratch and of grad_out or q, or
-// for dq PRODUCT_DEPTH places of PLACES rows, and keys. What no row block has stored is zeros, and so are rows from `end` on.
+// What a thread copies, step after step of a product. A step is PRODUCT_DEPTH rows of the scratch and of grad_out or q, or
+// for dq PRODUCT_DEPTH places of PLACES rows, and keys. Zeros replace what no row block has stored, and rows from `end` on.
 template <Product Kind> struct StepCopies {
     static constexpr bool OF_ROWS = Kind == OF_QUERIES;
     static constexpr int ROWS = OF_ROWS ? PLACES : PRODUCT_DEPTH, CHUNKS = (OF_ROWS ? PRODUCT_DEPTH : PLACES) / 8;
@@ -48,7 +48,7 @@ template <Product Kind> struct StepCopies {
     }
 
     DEVICE void copy_left(uint32_t to) const {
-        // Whether all have been stored: their row blocks have at least the places of what the rows see.
+        // Whether all places have been stored: row blocks store at least the places of the keys that their rows see.
         const int of_head = of.first_row() + first_row;
         const bool all = first_row + ROWS <= end && first_place >= keys_begin(args.at, of_head + ROWS - 1) &&
                          first_place + CHUNKS * 8 <= keys_end(args.at, of_head) + LAG;
@@ -110,7 +110,7 @@ template <bool OfRows> DEVICE void multiply_step(Sums& sums, uint32_t tiles, int
     }
 }
 
-// dk or dv: added to those of the chunk before, if there is one.
+// Add to dk or dv of the previous chunk, if there is one.
 DEVICE void add_sums(const Arguments& args, const ChunkOfHead& of, const ProductTile& tile, const Sums& sums, int keys, bool is_first,
                      int first_row, int part) {
     const int lane = threadIdx.x % 32, shift = tile.kind == OF_VALUES ? LEFT : LAG;
@@ -186,7 +186,7 @@ DEVICE void compute_products(const Arguments& args, const WorkTile& work, const 
     for (int i = 1; i < PRODUCT_STAGES; i++) clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + i * PRODUCT_STAGE + LEFT_BYTES, PRODUCT_DEPTH);
     Sums sums = {};
     ProductTile tile;
-    // Those of each kind that take the longest come first.
+    // The longest products of each kind come first.
     const int of_keys = work.part - counts.of_values, of_queries = counts.all() - 1 - work.part;
     if (of_queries < counts.of_queries) {
         tile = {OF_QUERIES, of_queries};

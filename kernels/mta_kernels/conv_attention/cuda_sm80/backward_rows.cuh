@@ -4,8 +4,8 @@
 #include "taps.cuh"
 
 struct RowScales {
-    float unit;  // what c is multiplied by
-    float factor[ROW_TILES][2], reference[ROW_TILES][2], delta[ROW_TILES][2];  // factor: what dc is multiplied by
+    float unit;  // the factor of c
+    float factor[ROW_TILES][2], reference[ROW_TILES][2], delta[ROW_TILES][2];  // factor: of dc
 };
 
 // p, and dc in `dp`, which holds grad_out v^T.
@@ -59,7 +59,7 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
     const WarpRows rows{args.at, tile_row + group * WARP_ROWS}, ds_rows{args.at, rows.first - HALO};
     struct { int first_row, batch_head, batch, kv_head; } scaled = {block.first_row, of.batch_head, of.batch, of.kv_head};
     const GradScales grad_scales(args, scaled, rows.lane(), scales.unit, min(tile_row + TILE_ROWS, args.at.query_rows));
-    if (threadIdx.x == 0) args.ds_unit[of.batch_head] = grad_scales.ds_unit;  // as every block of the head
+    if (threadIdx.x == 0) args.ds_unit[of.batch_head] = grad_scales.ds_unit;  // every block of the head writes the same
 #pragma unroll
     for (int e = 0; e < ROW_TILES; e++)
 #pragma unroll
@@ -93,7 +93,7 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
     const float weight_factor =
         SPANS ? least_factor(args, of.batch_head, block.first_row, end_of_c, rows.lane()) : grad_scales.of_block;
     const bool is_mixed = SPANS && keys_begin(args.at, block.first_row) != keys_begin(args.at, end_of_c - 1);
-    // dc of several documents, which the weight's gradient sums, is brought to the least of their factors.
+    // The weight's gradient sums dc of several documents: scale dc to the least of their factors.
     const auto level = [&](int e, uint32_t (&dc)[PAIRS][4]) {
         if (!is_mixed) return;
 #pragma unroll

@@ -7,7 +7,7 @@
 
 using WeightGrads = float[TAP_PAIRS][EIGHTS][4];
 
-// Of CHUNK columns of scores from `column` of the window on, and of dc of a warp's rows less HALO, after `level(e, dc)` of a set.
+// Adds CHUNK columns of scores, from `column` of the window on, times dc of a warp's rows less HALO, scaled by `level(e, dc)`.
 template <class Level> DEVICE void add_weight_grads(WeightGrads& sums, uint32_t scores, uint32_t grads, int column, Level level) {
     const unsigned thread = thread_index(), lane = thread % 32;
 #pragma unroll
@@ -33,7 +33,7 @@ template <class Level> DEVICE void add_weight_grads(WeightGrads& sums, uint32_t 
     }
 }
 
-// The sums of all warps, each tap's numbers in a fixed order. `shared`: memory that nobody reads any more, before a barrier.
+// The sums of all warps, each tap's numbers in a fixed order. `shared`: memory that no thread reads now, before a barrier.
 DEVICE void write_weight_grads(const WeightGrads& sums, uint32_t shared, float* out, float unit) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll

@@ -21,7 +21,7 @@ template <class Element> DEVICE void pack_columns(Numbers& packed, const Columns
         for (int i = 0; i < CHUNK / 4; i++) packed[e][i] = pack<Element>(columns[e][2 * i] * factor, columns[e][2 * i + 1] * factor);
 }
 
-// Four numbers of a thread: those of 16 rows and eight columns, as products have them.
+// A thread's four numbers of 16 rows and eight columns, in the layout of products.
 template <int Numbers> DEVICE float (&eight_columns(float (&all)[Numbers], int eight))[4] {
     return *(float(*)[4])(all + 4 * eight);
 }
@@ -57,7 +57,7 @@ template <bool Back = false> DEVICE void convolve(Columns& c, uint32_t scores, u
     for (int i = 0; i < SETS * PAIRS; i++) {
         const int set = i / PAIRS, pair = i % PAIRS;
         if (pair == 0) {
-            const int tap = HALO - set;  // of set 0; that of set 1 was loaded before
+            const int tap = HALO - set;  // of set 0; set 1's tap was loaded before
             if (tap >= 0 && Back) load_matrices_transposed(of_set[set % 2], own_taps + (HALO - tap) * EIGHTS * 128);
             if (tap >= 0 && !Back) load_matrices(of_set[set % 2], own_taps + tap * EIGHTS * 128);
         }

@@ -2,7 +2,7 @@
 //
 //   c = sum over taps t of shift_rows(s, t) @ T[t]      s: scores, T[t]: banded, the same at all columns
 //
-// A block computes BLOCK_ROWS rows of out and goes through the keys in tiles of KEYS. A tile's scores are a product of the
+// A block computes BLOCK_ROWS rows of out and loops over the keys in tiles of KEYS. A tile's scores are a product of the
 // rows of q and the tile of k. They go to shared memory in fp16, from where all warps convolve their rows: a warp needs
 // HALO rows of the one before. The rows of c then go through the online softmax to the product with the tile of v, in
 // registers. Registers hold CHUNK columns of scores or of c at a time: more would spill beside the rows of out. c ends LEFT
@@ -13,14 +13,14 @@
 //   QUERY_TAPS 1 to 8, KEY_TAPS 1 to 17, PAD key padding to the left
 //   CAUSAL, SPANS  0 or 1
 //   WARPS; ROW_TILES, sets of 16 rows a warp; KEYS; CHUNK; BLOCKS a multiprocessor; OPERANDS_IN_REGISTERS; SHARED_BYTES
-// Scores go through fp16. A row that sees one beyond 65504 comes out NaN and is computed again, in float32 (exact_row).
+// Scores are rounded to fp16. A row that sees one beyond 65504 becomes NaN and is recomputed in float32 (exact_row).
 #include "forward_layout.cuh"
 #include "forward_products.cuh"
 #include "taps.cuh"
 #include <forward_rows.cuh>
 
-// A block's buffers hold one tile of keys and one of values. Values come while keys are multiplied, the next keys come while
-// scores are convolved and values multiplied.
+// A block's buffers hold one tile of keys and one of values. Values arrive while keys are multiplied, the next keys arrive
+// while scores are convolved and values multiplied.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cuda_forward(const __grid_constant__ Arguments args) {
     const uint32_t shared = shared_memory();
     const WorkTile work(args, blockIdx.x);

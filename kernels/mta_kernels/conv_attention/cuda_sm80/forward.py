@@ -54,17 +54,17 @@ class Sm80ForwardConstants(BandedConstants):
 
     kernel_name = "cuda_forward"
     warps = 4
-    blocks = 2  # that share an SM: what is left for a thread are 255 registers
+    blocks = 2  # that share an SM, which leaves a thread 255 registers
     chunk = 32  # columns of scores that registers hold at a time: 64 spill beside the rows of out
 
     @property
     def row_tiles(self) -> int:
-        """16 rows each, a warp. Two use what is read from shared memory twice; with more columns they do not fit."""
+        """Tiles of 16 rows a warp. Two use each read of shared memory twice; with more columns they do not fit."""
         return 2 if self.head_dim <= 128 else 1
 
     @property
     def keys(self) -> int:
-        """Of a tile: 64, but 32 where `blocks` share an SM only then; above head dim 128 as many as 99 KB hold."""
+        """Keys of a tile: 64, or 32 if only then `blocks` share an SM; above head dim 128 as many as 99 KB hold."""
         sizes = (64, 32) if self.head_dim <= 128 else (32,)
         return next(filter(self._share_an_sm, sizes), sizes[0])
 
@@ -78,7 +78,7 @@ class Sm80ForwardConstants(BandedConstants):
 
     @property
     def queries_in_registers(self) -> bool:
-        """Else, the queries of each tile are read from shared memory again."""
+        """Whether registers hold the queries, which else are read from shared memory again for each tile."""
         return self.head_dim <= 64
 
     @property
@@ -92,7 +92,7 @@ class Sm80ForwardConstants(BandedConstants):
 
     @property
     def shared_memory(self) -> int:
-        """Bytes a block takes, as layout.cuh lays them out."""
+        """Bytes a block takes, as forward_layout.cuh lays them out."""
         return self._shared_memory(self.keys)
 
     def _shared_memory(self, keys: int) -> int:
@@ -113,7 +113,7 @@ class Sm80ForwardConstants(BandedConstants):
 
 
 class Sm80ForwardArguments(ctypes.Structure):
-    """`struct Arguments` of layout.cuh."""
+    """`struct Arguments` of forward_layout.cuh."""
 
     _fields_ = (
         ("at", Positions), ("inputs", Inputs), ("scale_log2", c_float), *fields(c_void_p, "out logsumexp"),
@@ -128,7 +128,7 @@ def conv_attention_forward(
     """As the Triton backend's `conv_attention_forward`: out `[B, Hq, M, D]` and logsumexp `[B, Hq, M]` float32.
 
     Copies q, k or v if its rows are not contiguous, lie far apart or do not begin at multiples of 16 bytes. Nothing
-    waits for the GPU. There is no scratch that `head_chunk` could make smaller.
+    waits for the GPU. `head_chunk` changes nothing: there is no scratch.
     """
     q, k, v = map(in_reach, (q, k, v))
     batch, heads, query_rows, head_dim = q.shape

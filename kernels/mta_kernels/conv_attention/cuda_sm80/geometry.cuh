@@ -1,6 +1,6 @@
-// What forward and backward share of a tile: its warps, their rows of scores in shared memory, the eights of columns of the band.
+// The tiles of forward and backward: their warps, rows of scores in shared memory, and the band in eights of columns.
 //
-// Who includes it has COLUMN_GROUPS, warps that share rows, and ABOVE, the rows of zeros above a tile.
+// The including file defines COLUMN_GROUPS, warps that share rows, and ABOVE, the rows of zeros above a tile.
 #pragma once
 #include <exact.cuh>
 #include <mma.cuh>
@@ -14,15 +14,15 @@ static_assert(ROW_TILES == 1 || ROW_TILES == 2, "the rows above a tile are a who
 static_assert(QUERY_TAPS >= 1 && QUERY_TAPS <= 8 && KEYS % 32 == 0, "eight rows lie above the first of a tile");
 static_assert(KEYS / COLUMN_GROUPS % CHUNK == 0 && CHUNK % 16 == 0, "c is computed CHUNK columns at a time");
 
-// Eights of columns: those of scores that eight columns of c read, and those that KEYS columns of c read. The columns of c
+// Eights of columns: eight columns of c read EIGHTS eights of scores, and KEYS columns of c read WINDOW. The columns of c
 // that a tile of KEYS scores finishes begin LEFT columns before it, so BESIDE eights come from the tile before.
 constexpr int LEFT_EIGHTS = (PAD + 7) / 8, BESIDE = LEFT_EIGHTS + LEFT / 8, EIGHTS = BESIDE + 1;
 constexpr int STEP = KEYS / 8, WINDOW = STEP + BESIDE;
 static_assert(EIGHTS <= 3, "up to 17 key taps");
 
 // Scores in fp16, for the convolution. Row r of a tile is row r / ROW_TILES of class r % ROW_TILES, below rows above the tile,
-// which are zeros. So a product of matrices, whose rows are ROW_TILES apart, reads rows that lie one after the other, in other
-// banks, and a shift by any number of rows is another address.
+// which are zeros. A product of matrices, whose rows are ROW_TILES apart, so reads rows that lie one after the other, in other
+// banks. A shift by any number of rows is another address.
 constexpr int PITCH = (WINDOW | 1) * 16;  // bytes of a row: an odd number of chunks
 constexpr int CLASS = (TILE_ROWS + ABOVE) / ROW_TILES * PITCH;
 DEVICE constexpr int row_place(int row) { return (row + ABOVE) % ROW_TILES * CLASS + (row + ABOVE) / ROW_TILES * PITCH; }

@@ -1,13 +1,13 @@
 // Copies of tiles of rows and of keys, and their products by a warp.
 //
-// Who includes it has OPERANDS_IN_REGISTERS: whether the rows' numbers stay there, or are loaded for each product.
+// The including file defines OPERANDS_IN_REGISTERS: whether rows stay there, or are loaded for each product.
 #pragma once
 #include "convolve.cuh"
 
 using Operand = uint32_t[OPERANDS_IN_REGISTERS ? DEPTH_STEPS : 1][ROW_TILES][4];  // a warp's rows of q
 
 // Copies of a head's rows into tiles, by eight threads a row: thread t takes chunks t % 8, t % 8 + 8, .. of row t / 8 and of
-// those THREADS / 8 further.
+// the rows THREADS / 8 further.
 constexpr int ROWS_AT_ONCE = THREADS / 8;
 
 DEVICE void copy_chunks(uint32_t tile, const uint16_t* source, bool inside, int row, int chunk) {

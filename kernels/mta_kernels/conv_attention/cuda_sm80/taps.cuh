@@ -7,10 +7,10 @@
 #pragma once
 #include "geometry.cuh"
 
-constexpr float SMALLEST_SCALE = 1e-37f;  // of a scale of 0, whose scores are so small that the softmax is even
+constexpr float SMALLEST_SCALE = 1e-37f;  // for a scale of 0: scores so small that the softmax is uniform
 
 // By all threads: T of a head, in fp16, over a power of two and with the sign of the scale. So a weight of any size works.
-// Returns what c is to be multiplied by for a softmax in powers of two, which is above zero.
+// Returns the factor of c for a softmax in powers of two, which is above zero.
 DEVICE float write_taps(const Weight& weight, float scale_log2, int head, uint32_t taps) {
     float largest = 0;
     for (int i = threadIdx.x % 32; i < QUERY_TAPS * KEY_TAPS; i += 32)

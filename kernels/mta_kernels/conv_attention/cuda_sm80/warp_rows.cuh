@@ -1,4 +1,4 @@
-// A warp's rows: which keys they see, their scores on the way to the convolution, and c on its way to the softmax.
+// A warp's rows: which keys they see, the masks of their scores and of c, and their scores in shared memory.
 #pragma once
 #include "products.cuh"
 
@@ -19,8 +19,8 @@ struct WarpRows {
         return first_key < keys_end(at, last()) && first_key + keys > keys_begin(at, first);
     }
 
-    // CHUNK columns of scores from `first_key` on: those that a row does not see are zeros to the convolution. Beyond the last key
-    // they are so already.
+    // CHUNK columns of scores from `first_key` on: those that a row does not see become zeros for the convolution. Beyond the
+    // last key they are zeros already.
     DEVICE void mask_scores(Columns& scores, int first_key) const {
         if (CAUSAL || SPANS) replace_unseen(scores, first_key, 0);
     }
@@ -67,7 +67,7 @@ DEVICE void move_window(uint32_t buffer) {
     }
 }
 
-// Scores in fp16; `column` is that of the first of CHUNK columns in the tile.
+// Store scores in fp16; `column` is the tile's column of the first of CHUNK columns.
 DEVICE void store_scores(uint32_t buffer, const Numbers& halves, int column) {
     const unsigned thread = thread_index(), lane = thread % 32;
     const uint32_t at = score_rows(buffer, thread) + lane / 4 * PITCH + (BESIDE + column / 8) * 16 + lane % 4 * 4;
