@@ -44,7 +44,7 @@ def rank(request: Request) -> int | None:
     return None if request.decode is not None else 1
 
 
-# Above its own head dims the backward is that of cuda, which rounds scores and marks rows as this forward does.
+# Above its own head dims the backward is cuda's, which rounds scores and marks rows as this forward does.
 
 
 def _backward(operation: Operation, q: Tensor, *tensors: Tensor, **options: Any) -> Gradients:

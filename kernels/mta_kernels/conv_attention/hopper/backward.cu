@@ -1,16 +1,16 @@
-// Conv attention backward on Hopper: over rows dq, the weight's gradient, and p and ds; of those, dk and dv.
+// Conv attention backward on Hopper: row blocks give dq, the weight's gradient, p and ds; products give dk and dv.
 //
 // It streams over keys as the forward does and recomputes scores and probabilities:
 //   c = convolution of s, p = exp2(c - logsumexp), dc = p (grad_out v^T - delta),
 //   ds = sum over taps t of shift_rows(dc, -t) @ T'[t]        the same banded product, row shifts the other way
 //   dq = scale ds k, and by sums over rows: d weight[cq-1-t, b] = sum of dc[i, j] s[i-t, j-pad+b]
 // c's columns end LEFT columns before the scores' and ds's LAG before: the last 16 columns of s and dc stay for the next
-// tile. README.md derives it.
+// tile. docs/design/hopper-backward.md derives it.
 //
-// As many blocks as there are SMs compute row blocks, and blocks of products for dk or dv (backward_products.cuh), one after the
-// other. A thread takes the next one and begins to copy it while the last one ends. Of a row block, the two consumer warp groups
-// compute c and dc of 128 consecutive rows, and ds of the 128 rows that begin HALO earlier. The second takes its halo rows from
-// the first. BLOCK_ROWS rows are complete: the first HALO rows of c are not, nor twice as many of ds.
+// The kernel is persistent, one block an SM. A block computes row blocks, and blocks of products for dk or dv
+// (backward_products.cuh), one after the other. A producer thread takes the next one and starts its copies while the last one
+// ends. The two consumer warp groups compute c and dc of 128 consecutive rows, and ds of the 128 rows that begin HALO earlier.
+// The second gets its halo rows from the first. The first HALO rows of c, and 2 HALO of ds, are incomplete: BLOCK_ROWS are left.
 // Constants as in forward.cu; HEAD_DIM up to 128.
 #include <backward_consumer.cuh>
 #include <backward_producer.cuh>
@@ -40,15 +40,15 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         allocate_registers<232>();
 #pragma unroll 1
         for (PipelineState state; true; state.number++) {
-            barrier_wait(state.told(block), state.phase());
+            barrier_wait(state.full(block), state.phase());
             const auto uniform = [](int value) { return __shfl_sync(~0u, value, 0); };
-            const BlockWork told = state.read(block, args.chunks);
-            const WorkTile tile = {uniform(told.stage), uniform(told.chunk), uniform(told.part), uniform(told.of_rows) != 0};
-            const BlockWork work(tile, uniform(told.iteration), told.odd_rows);
+            const BlockWork read = state.read(block, args.chunks);
+            const WorkTile tile = {uniform(read.stage), uniform(read.chunk), uniform(read.part), uniform(read.of_rows) != 0};
+            const BlockWork work(tile, uniform(read.iteration), read.odd_rows);
             if (!work.exists()) break;
             if (work.of_rows) consume(args, block, work, warpgroup, thread);
             else add_products(args, block, work, warpgroup, thread);
-            fence_async_proxy_everywhere();  // what is stored will be copied
+            fence_async_proxy_everywhere();  // the copy engine will read what is stored
             barrier_arrive(state.stored(block));
         }
     }

@@ -1,4 +1,4 @@
-"""Launches backward.cu, whose blocks compute rows of a head, or products of what these left."""
+"""Launches backward.cu, whose blocks compute rows of a head, or products of the p and ds that rows stored."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class HopperBackwardConstants(HopperTileConstants):
 
     @property
     def stages(self) -> int:
-        """Two are what there is room for above head dim 64; below, a fourth takes no less time than three."""
+        """Two fit above head dim 64; below, four are not faster than three."""
         return 3 if self.head_dim <= 64 else 2
 
     @property
     def block_rows(self) -> int:
-        """Rows that a block computes whole, of those of its warpgroups."""
+        """Rows that a block computes whole: the rows of its warp groups, without the halos of c and ds."""
         return self.warpgroups * ROWS - 2 * (self.conv.query_taps - 1)
 
     @property
@@ -96,7 +96,7 @@ SCRATCH_ALIGNED = 256  # bytes, at multiples of which the parts of the scratch b
 
 
 class BackwardScratch(NamedTuple):
-    """Where in the scratch, whose start is p and then ds, the rest begins, and where it ends, in bytes."""
+    """Where the parts of the scratch begin, after p and ds, and where it ends, in bytes."""
 
     stored: int  # p and ds `[2, slots, pitch / 32, rows of a chunk, 32]`, in q's dtype
     prepared: dict[
@@ -105,7 +105,7 @@ class BackwardScratch(NamedTuple):
     ds_unit: int
     counters: int  # of the scheduler, and one a query head
     dweight: int  # of each block of rows and warpgroup
-    sums: int  # of dk, float32, where they are rounded in the end; 0 where the caller is given them
+    sums: int  # of dk, float32, if they are rounded at the end; 0 if the caller receives them
     last_sums: int  # of dv
     end: int
 
@@ -114,7 +114,7 @@ class BackwardScratch(NamedTuple):
         cls, constants: HopperBackwardConstants, plan: ChunkPlan, batch: int, heads: int, kv_heads: int,
         query_rows: int, sum_rows: int,
     ) -> BackwardScratch:  # fmt: skip
-        """The scratch of a call; `sum_rows` are those of dk's sums, if they are in it."""
+        """The scratch of a call; `sum_rows` are the rows of dk's sums, 0 if these are not in it."""
         stored = 2 * 2 * plan.slots * plan.row_blocks * constants.block_rows * plan.pitch
         numbers = {
             "taps": heads * constants.prepared.tap_bytes // 4, "taps_back": heads * constants.prepared.tap_bytes // 4,
@@ -157,9 +157,9 @@ def conv_attention_backward(
 ) -> Gradients:  # fmt: skip
     """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes and dtypes.
 
-    The arguments are those of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and
-    `grad_out [B, Hq, M, D]`, the gradient of out, all of any strides. `head_chunk` query heads are worked on at a time,
-    all if 0. The same from run to run. Scratch: p and ds of the chunks of rows under way, see `ChunkPlan`.
+    Takes the arguments of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and the gradient
+    `grad_out [B, Hq, M, D]`. Tensors have any strides. Computes `head_chunk` query heads at a time, all if 0.
+    Results are the same from run to run. Scratch: p and ds of the chunks of rows in flight, see `ChunkPlan`.
     """
 
     def some_heads(*tensors: Tensor) -> Gradients:
@@ -188,7 +188,7 @@ def launches_for(
 
 
 class BackwardLaunches:
-    """The backward for calls that differ in addresses alone: what these do not change is worked out once."""
+    """The backward for calls that differ only in addresses: everything else is computed once."""
 
     def __init__(
         self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
@@ -203,7 +203,7 @@ class BackwardLaunches:
         self._plan = ChunkPlan.of(self._constants, batch * heads, query_rows, key_rows, sm_count(q.device))
         sum_rows = 0 if self._is_grouped else batch * heads * key_rows
         self._layout = BackwardScratch.of(self._constants, self._plan, batch, heads, kv_heads, query_rows, sum_rows)
-        # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.
+        # A template for `new_empty`: torch.empty with a shape and a device takes the host twice as long.
         self._bytes = empty(0, dtype=torch.uint8, device=q.device)
         element, number = (empty(1, dtype=dtype, device=q.device) for dtype in (q.dtype, torch.float32))
         dk = (number if self._is_grouped else element).expand(batch, kv_heads, heads // kv_heads, key_rows, head_dim)
@@ -262,7 +262,7 @@ class BackwardLaunches:
         return dq, dk, dv, dweight
 
     def gradients(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *others: Tensor) -> Gradients:
-        """Each in the dtype of what it is the gradient of."""
+        """The gradients, each in the dtype of its tensor."""
         found = self(q, k, v, weight, *others)
         if not self._is_grouped:
             return found
@@ -272,14 +272,14 @@ class BackwardLaunches:
     def _described(
         self, starts: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, scratch: Tensor
     ) -> list[TensorMap]:
-        """The tensor maps of a call, remembered by where all begin."""
+        """The tensor maps of a call, remembered by the addresses of its tensors."""
         stored = scratch[: self._layout.stored].view(q.dtype).view(2 * self._plan.slots, self._plan.pitch // 32, -1, 32)
         maps = [*map(tensor_map, (q, k, v, grad_out)), tensor_map(stored, box=(1, 2, 64, 32))]
         return keep(self._maps, starts, maps)
 
 
 class BackwardCall:
-    """The launches of one call at a time, laid out for the driver but for addresses."""
+    """The launches of one call at a time, ready for the driver but for addresses."""
 
     def __init__(
         self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
@@ -314,7 +314,7 @@ class BackwardCall:
         self.launches = driver.LaunchSequence(prepare, backward, exactly)
 
     def describe(self, starts: tuple[int, ...], maps: list[TensorMap]) -> None:
-        """Take q, k, v, grad_out and out, and the scratch, from these addresses; `maps` are of all but out."""
+        """Set the addresses of q, k, v, grad_out and out; `maps` describe the first four and the scratch."""
         preparation, exact = self.preparation, self.exact
         self._maps[:] = maps
         q, k, v, grad_out, out, _ = starts
@@ -323,7 +323,7 @@ class BackwardCall:
         self.described = starts
 
     def place(self, scratch: int) -> None:
-        """Take the scratch at this address."""
+        """Set the address of the scratch."""
         preparation, arguments, exact, layout = self.preparation, self.arguments, self.exact, self._layout
         for name, at in layout.prepared.items():
             setattr(preparation, name, scratch + at)

@@ -1,8 +1,8 @@
 // A consumer warp group of the backward: c and dc of 64 rows, ds and dq of the 64 rows that begin HALO earlier.
 //
-// Arrays of registers are variables of `consume`, not members of one struct with others: the compiler would keep such a struct
-// in memory until it has unrolled all loops. Those of a tile are variables of its loop: as locals of a function that is inlined
-// there they are new in each iteration, and the compiler computes other addresses again than it does so.
+// Arrays of registers are variables of `consume`, not members of one struct with others. The compiler would keep such a struct
+// in memory until it has unrolled all loops. A tile's arrays are variables of its loop. As locals of an inlined function they
+// would be new in each iteration, and the compiler would recompute other addresses.
 #pragma once
 #include <backward_epilogue.cuh>
 #include <backward_products.cuh>
@@ -23,7 +23,7 @@ DEVICE void multiply_rows(float (&scores)[32], uint64_t queries, uint64_t keys) 
 struct ConsumerRows {
     int warpgroup, thread, lane, local_row, column;
     int tile_row;                    // the query of local row 0 of scores, c and dc
-    int ds_row;                      // that of ds and dq
+    int ds_row;                      // the query of local row 0 of ds and dq
     int tile_position, ds_position;  // the same among the keys
     int seen_by_all, end_seen_by_all;
 
@@ -38,14 +38,14 @@ struct ConsumerRows {
     }
 };
 
-// Where a consumer thread finds and puts its part of what lies in shared memory.
+// The addresses of a consumer thread's part of shared memory.
 struct Operands {
     uint32_t scores_at, score_grads_at;
     uint64_t queries, grads, first_keys, first_values, first_late_keys;
     uint64_t scores_by_rows, score_grads_by_rows;
     uint64_t scores_by_columns, score_grads_by_columns;  // of ds's rows: eight row shifts of eight columns of scores, and dc
     uint64_t toeplitz, toeplitz_back;
-    uint32_t store_scores_at, store_grads_at;  // behind the 16 columns at the front of a buffer, as stmatrix names rows
+    uint32_t store_scores_at, store_grads_at;  // behind the first 16 columns of a buffer, as stmatrix addresses rows
 
     DEVICE Operands(uint32_t shared, int warpgroup, int thread) {
         const int lane = thread % 32;
@@ -94,8 +94,8 @@ struct Mainloop {
     const ConsumerRows& own;
     const Operands& at;
     const GradScales& scales;
-    const float (&factor)[2];  // what dc is multiplied by
-    float unit;        // what c is multiplied by
+    const float (&factor)[2];  // the factor of dc
+    float unit;        // the factor of c
     int64_t kept_at;   // this thread's first number in scratch
     int first_iteration;  // of the pipeline, if the row block began with tile 0
     int odd_rows;      // an odd number of row blocks came before, each with an iteration more than tiles; + 2 if `is_mixed`
@@ -199,7 +199,7 @@ struct Mainloop {
         products_begin();
         multiply_rows(dp, at.grads, at.first_values + of_stage);
         products_commit();
-        // Behind the stores, which took longer before them: products of registers hold their warp.
+        // After the stores, which was faster than before them: products with A in registers stall their warp.
         if constexpr (FIRST_SHIFT == 1) convolve_own(even, odd, halves, at.toeplitz);
         products_begin();
         convolve_shifted<FIRST_SHIFT>(even, odd, at.scores_by_rows + bytes_on(scores_buffer(next)), PITCH, at.toeplitz);
@@ -208,7 +208,7 @@ struct Mainloop {
 #pragma unroll
         for (int i = 0; i < 4; i++) last_scores[i] = halves[3][i];
 
-        if constexpr (SCORES_EARLY) multiply_keys(next_stage);  // beside the softmax; unused after the last tile
+        if constexpr (SCORES_EARLY) multiply_keys(next_stage);  // during the softmax; unused after the last tile
 #pragma unroll
         for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
 #pragma unroll
@@ -242,7 +242,7 @@ struct Mainloop {
         products_commit();
     }
 
-    // dc of several documents, which the weight's gradient sums, is brought to the least of their factors, when ds has read it.
+    // The weight's gradient sums dc of several documents: scale dc to the least of their factors, after ds has read it.
     DEVICE void level_grads(uint32_t (&halves)[4][4]) const {
         products_wait<0>();
         warpgroup_barrier(own.warpgroup + 1);
@@ -320,7 +320,7 @@ struct Mainloop {
 
 // Zeros where scores and dc will be: columns before the first tile's, and rows above the first warp group's.
 DEVICE void clear_buffers(const Operands& at, int warpgroup, int thread) {
-    warpgroup_barrier(warpgroup + 1);  // the row block before is not read any more
+    warpgroup_barrier(warpgroup + 1);  // no thread reads the previous row block any more
     for (int i = thread; i < SCORE_BUFFERS * BUFFER / 16; i += 128) store_shared(at.scores_at + 16 * i, uint4{0, 0, 0, 0});
     for (int i = thread; i < GRAD_BUFFER / 16; i += 128) store_shared(at.score_grads_at + 16 * i, uint4{0, 0, 0, 0});
     fence_async_proxy();
@@ -353,7 +353,7 @@ DEVICE void consume(const Arguments& args, const Block& block, const BlockWork& 
     const float unit = args.weight_scale[rows.head];
     const GradScales scales(args, rows, own.lane, unit, rows.end_of_c(args.at));
     const bool is_mixed = SPANS && keys_begin(args.at, rows.first_row) != keys_begin(args.at, rows.end_of_c(args.at) - 1);
-    if (threadIdx.x == 0) args.ds_unit[rows.batch_head] = scales.ds_unit;  // as every block of the head
+    if (threadIdx.x == 0) args.ds_unit[rows.batch_head] = scales.ds_unit;  // every block of the head writes the same
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         // p and dc are zero where there is no row, where its c is not complete, and where backward_exact.cu computes it.

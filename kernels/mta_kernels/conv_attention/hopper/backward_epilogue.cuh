@@ -19,7 +19,7 @@ DEVICE void write_dq(const Arguments& args, const RowBlock& rows, const float (&
 }
 
 // dweight[8 i + y, n]: tap 7 - i, score column y and column n - LEFT of c, both counted from the same 8 columns.
-// One tap of the weight is a diagonal of 8 of them. `buffer`: shared memory that nobody reads any more.
+// One tap of the weight is a diagonal of 8 of them. `buffer`: shared memory that no thread reads any more.
 DEVICE void write_dweight(const Arguments& args, const RowBlock& rows, const float (&dweight)[12], float grad_factor,
                           uint32_t buffer, int warpgroup, int thread, int local_row, int column) {
     warpgroup_barrier(warpgroup + 1);

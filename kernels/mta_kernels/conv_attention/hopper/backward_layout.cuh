@@ -23,14 +23,14 @@ constexpr int SCORES_ABOVE = 16, GRADS_ABOVE = 8;
 static_assert(HALO + 7 <= SCORES_ABOVE && HALO <= GRADS_ABOVE, "rows above");
 constexpr int PITCH = (SCORES_ABOVE + ROWS) * 16, GRAD_PITCH = (GRADS_ABOVE + ROWS) * 16;
 constexpr int BUFFER = (2 + 8) * PITCH, GRAD_BUFFER = (2 + 8) * GRAD_PITCH;
-// The weight's products of a tile's last slabs run into the next tile. Where there is room, its scores lie beside.
+// The weight gradient's last products of a tile run during the next one, whose scores have a second buffer if it fits.
 constexpr int LATE_SLABS = 2, SCORE_BUFFERS = HEAD_DIM <= 64 ? 2 : 1;
 constexpr int PRODUCT_STAGE = (PLACES / 64 + SLABS) * SLAB;
 constexpr int QUERIES = 0;
 constexpr int GRADS = QUERIES + WARPGROUPS * SLABS * SLAB;
 constexpr int KEYS_AT = GRADS + WARPGROUPS * SLABS * SLAB;
 constexpr int VALUES = KEYS_AT + STAGES * SLABS * SLAB;
-constexpr int LATE_KEYS = VALUES + STAGES * SLABS * SLAB;  // those of ds's columns
+constexpr int LATE_KEYS = VALUES + STAGES * SLABS * SLAB;  // the keys of ds's columns
 constexpr int SCORES = LATE_KEYS + STAGES * SLABS * SLAB;
 constexpr int SCORE_GRADS = SCORES + WARPGROUPS * SCORE_BUFFERS * BUFFER;
 constexpr int SCORES_DOWN = SCORE_GRADS + WARPGROUPS * GRAD_BUFFER;  // the first warpgroup's last rows of a tile
@@ -43,9 +43,9 @@ static_assert(PRODUCT_STAGES >= 2, "products are copied ahead");
 constexpr int WORK = BARRIERS + (2 * STAGES + 2 * PRODUCT_STAGES + 12) * 8;  // two work tiles, 16 bytes each
 static_assert(WORK + 32 <= 227 * 1024, "shared memory of a block");
 
-// The next tile's scores are multiplied beside this one's softmax where registers hold them beside dq.
+// The next tile's scores are computed during this one's softmax if registers hold both them and dq.
 constexpr bool SCORES_EARLY = HEAD_DIM <= 64;
-// Rows as they are come from registers, but where those that hold a row's span leave none.
+// Rows without a shift come from registers, unless the registers that hold a row's span leave none.
 constexpr int FIRST_SHIFT = SPANS && HEAD_DIM > 64 ? 0 : 1;
 constexpr int ALIGNED = 128;  // rows, and keys, of the blocks that `seen_by` counts
 
@@ -57,11 +57,11 @@ struct Arguments {
                                             // with SPANS see `document_factor`
     const float *logsumexp, *delta;    // [B, Hq, M]
     uint16_t *p, *ds;                  // [slots, pitch / 32, chunk_rows, 32]: tiles of 64 keys, in the order that threads hold
-    float* ds_unit;                    // [B * Hq]: what ds is to be multiplied by, with SPANS over its document's factor
+    float* ds_unit;                    // [B * Hq]: the factor of ds, with SPANS over its document's factor
     float *dk, *dv;                    // [B * Hq, N, HEAD_DIM]: sums of the chunks so far
-    uint16_t *dk_rounded, *dv_rounded;  // the same shape, or null: instead of whole sums, but of heads with `exact_rows`
+    uint16_t *dk_rounded, *dv_rounded;  // the same shape, or null: for the final sums, except of heads with `exact_rows`
     const int* exact_rows;             // [B * Hq]: whether a head has rows that backward_exact.cu will add
-    const int* seen_by;                // [2, blocks of ALIGNED keys] or null: a block is seen by rows from one multiple of ALIGNED
+    const int* seen_by;                // [2, blocks of ALIGNED keys] or null: rows that see a block, from a multiple of ALIGNED
                                        // to before another
     uint16_t* dq;                      // [B, Hq, M, HEAD_DIM]
     float* dweight;                    // [B * Hq, all row blocks, WARPGROUPS, QUERY_TAPS * KEY_TAPS], sums of rows
@@ -102,13 +102,13 @@ struct Block {
         barrier_init(scores_full, 32), barrier_init(grads_full, 32);  // by each thread of a warp, for what it wrote
         barrier_init(scores_empty, 1), barrier_init(grads_empty, 8 * GRADS_ABOVE);  // by each thread that read
         for (int stage = 0; stage < 2; stage++) {
-            const uint32_t told = work_tiles + 8 * stage, stored = told + 16, reported = stored + 16;
-            barrier_init(told, 1), barrier_init(stored, 128 * WARPGROUPS + 32 * CLEARING_WARPS), barrier_init(reported, 1);
+            const uint32_t full = work_tiles + 8 * stage, stored = full + 16, reported = stored + 16;
+            barrier_init(full, 1), barrier_init(stored, 128 * WARPGROUPS + 32 * CLEARING_WARPS), barrier_init(reported, 1);
         }
     }
 };
 
-// A work tile of a block, and how far its pipelines have come, which go on from one work tile to the next.
+// A work tile of a block, and the positions of its pipelines, which continue from one work tile to the next.
 struct BlockWork : WorkTile {
     int iteration;  // of the pipeline of its kind: how many there were before
     bool odd_rows;  // row blocks before
@@ -117,24 +117,24 @@ struct BlockWork : WorkTile {
         : WorkTile(tile), iteration(iteration), odd_rows(odd_rows) {}
 };
 
-// Work tiles have a pipeline of two stages. Three mbarriers of a stage complete a phase: when its work tile has been told, when
-// all of that has been stored, and when that has been reported to other blocks.
+// Work tiles have a pipeline of two stages, with three mbarriers each. `full` completes a phase when the work tile is
+// written, `stored` when all its results are, `reported` when other blocks can read them.
 struct PipelineState {
     int number = 0;
 
     DEVICE int stage() const { return number % 2; }
     DEVICE int phase() const { return number / 2 & 1; }
-    DEVICE uint32_t told(const Block& block) const { return block.work_tiles + 8 * stage(); }
+    DEVICE uint32_t full(const Block& block) const { return block.work_tiles + 8 * stage(); }
     DEVICE uint32_t stored(const Block& block) const { return block.work_tiles + 16 + 8 * stage(); }
     DEVICE uint32_t reported(const Block& block) const { return block.work_tiles + 32 + 8 * stage(); }
     DEVICE uint32_t work(const Block& block) const { return block.shared + WORK + 16 * stage(); }
 
-    DEVICE void tell(const Block& block, const BlockWork& tile) const {
+    DEVICE void write(const Block& block, const BlockWork& tile) const {
         store_shared(work(block), (uint32_t)tile.stage);
         store_shared(work(block) + 4, (uint32_t)tile.part);
         store_shared(work(block) + 8, (uint32_t)tile.iteration);
         store_shared(work(block) + 12, (uint32_t)(tile.of_rows | tile.odd_rows << 1));
-        barrier_arrive(told(block));
+        barrier_arrive(full(block));
     }
     DEVICE BlockWork read(const Block& block, const Chunks& chunks) const {
         const auto word = [&](int at) { return (int)load_shared(work(block) + 4 * at); };

@@ -1,7 +1,7 @@
-// The producer warp group of the backward: one thread takes work tiles and copies what they need, another reports what
-// is stored, two warps clear the scratch beside it.
+// The producer warp group of the backward. One thread takes work tiles and copies what they need, another reports what
+// is stored. Two warps write zeros to the scratch around it.
 //
-// A pipeline stage holds a tile of keys, and the values and late keys (those of ds's columns) of the tile before.
+// A pipeline stage holds a tile of keys, and the values and late keys (the keys of ds's columns) of the tile before.
 #pragma once
 #include <backward_products.cuh>
 #include <backward_scratch.cuh>
@@ -10,7 +10,7 @@ struct TensorMaps {
     const TensorMap *queries, *keys, *values, *grads, *scratch;
 };
 
-// Queries, output gradients and both forms of T of the head, when those of the row block before are not read any more.
+// Queries, output gradients and both forms of T of the head, once no consumer reads the previous row block's any more.
 DEVICE void copy_rows(const Arguments& args, const Block& block, const RowBlock& rows, const TensorMaps& maps, bool odd_rows) {
     constexpr int TAP_BYTES = QUERY_TAPS * TAP;
     barrier_wait(block.rows_empty, !odd_rows);
@@ -58,9 +58,9 @@ DEVICE void copy_work(const Arguments& args, const Block& block, const TensorMap
             if (work.of_rows) wait_for_scratch(args.chunks, work, products_of(args));
             else wait_for_rows(args.chunks, work, products_of(args));
         }
-        state.tell(block, {work, work.of_rows ? stages : steps, odd_rows});
+        state.write(block, {work, work.of_rows ? stages : steps, odd_rows});
         if (!work.exists()) return;
-        if (state.number > 0 && work.of_rows != was_of_rows) {  // its shared memory is laid out otherwise
+        if (state.number > 0 && work.of_rows != was_of_rows) {  // the other kind has another layout of shared memory
             const PipelineState before{state.number - 1};
             barrier_wait(before.stored(block), before.phase());
         }
@@ -81,20 +81,20 @@ DEVICE void copy_work(const Arguments& args, const Block& block, const TensorMap
 DEVICE void clear_work(const Arguments& args, const Block& block, int thread) {
 #pragma unroll 1
     for (PipelineState state; true; state.number++) {
-        barrier_wait_asleep(state.told(block), state.phase());
+        barrier_wait_asleep(state.full(block), state.phase());
         const WorkTile work = state.read(block, args.chunks);
         if (!work.exists()) return;
         if (work.of_rows) clear_rows(args, RowBlock(args, work), thread / 32, thread % 32);
-        fence_async_proxy_everywhere();  // what is stored will be copied
+        fence_async_proxy_everywhere();  // the copy engine will read what is stored
         barrier_arrive(state.stored(block));
     }
 }
 
-// By one thread: tells other blocks what this one has stored.
+// By one thread: reports to other blocks what this one has stored.
 DEVICE void report_work(const Arguments& args, const Block& block) {
 #pragma unroll 1
     for (PipelineState state; true; state.number++) {
-        barrier_wait_asleep(state.told(block), state.phase());
+        barrier_wait_asleep(state.full(block), state.phase());
         const WorkTile work = state.read(block, args.chunks);
         if (!work.exists()) return;
         barrier_wait_asleep(state.stored(block), state.phase());

@@ -1,5 +1,5 @@
-// dv += p^T grad_out and dk += ds^T q, of a chunk of rows of one head and PLACES places of scratch: the work tiles of the backward
-// that compute no rows.
+// dv += p^T grad_out and dk += ds^T q, of a chunk of rows of one head and PLACES places of scratch: the backward's work tiles
+// of products.
 #pragma once
 #include <backward_layout.cuh>
 #include <backward_scale.cuh>
@@ -19,13 +19,13 @@ struct ProductTile {
         begin = 0, end = min(args.chunk_rows, args.at.query_rows - first_row);
         if (CAUSAL)
             begin = max(first_place - shift - (args.at.key_rows - args.at.query_rows) - first_row, 0) / ROW_STEP * ROW_STEP;
-        if (SPANS) {  // its keys are of three blocks
+        if (SPANS) {  // its keys lie in three blocks
             const int last = (args.at.key_rows - 1) / ALIGNED;
             begin = max(begin, args.seen_by[min(max(2 * block - 1, 0), last)] - first_row);
             end = min(end, args.seen_by[last + 1 + min(2 * block + 1, last)] - first_row);
         }
     }
-    // Slabs of 64 places that some of the ROW_STEP rows from `row` on see. Beyond, the scratch holds nothing of theirs.
+    // Slabs of 64 places that some of the ROW_STEP rows from `row` on see. Beyond, the scratch is not of these rows.
     DEVICE int slabs_seen(const Positions& at, int row) const {
         if (!CAUSAL || SPANS) return PLACES / 64;
         const int last_place = first_row + row + ROW_STEP - 1 + (at.key_rows - at.query_rows) + shift;
@@ -61,8 +61,8 @@ template <int Slabs> DEVICE void multiply_slabs(float (&sums)[2][HEAD_DIM / 2], 
                                                            right + bytes_on(step * 16 * 128));
 }
 
-// By a warpgroup: 128 places of them, added to dk or dv of the head. From the key on that no later chunk sees the sums are whole and
-// are rounded, if all of the head's rows are computed here.
+// By a warp group: 128 of the places, added to dk or dv of the head. From the first key on that no later chunk sees, sums are final:
+// they are rounded, if all of the head's rows are computed here.
 DEVICE void add_products(const Arguments& args, const Block& block, const BlockWork& work, int warpgroup, int thread) {
     const RowBlock of(args, work);
     const ProductTile tile(args, work, of);

@@ -2,13 +2,13 @@
 #pragma once
 #include <backward_layout.cuh>
 
-// Zeros where the products read of a row beside its tiles, and in rows after the last. By one warp, for p or ds: `shift` is
-// the number of places that they lie on from the keys.
+// By one warp, for p or ds: zeros where the products read a row outside its tiles, and in rows after the last. Places lie
+// `shift` after their keys.
 DEVICE void clear_scratch(const Arguments& args, const RowBlock& rows, uint16_t* scratch, int shift, int row, int lane) {
     int from = 0, to = 0;
     if (row >= args.at.query_rows) {
         to = args.pitch;
-    } else if (SPANS) {  // rows are read to fewer than ROW_STEP beyond the last block that sees a key
+    } else if (SPANS) {  // products read fewer than ROW_STEP rows beyond the last block that sees a key
         const int block = row / ALIGNED * ALIGNED, block_before = max(row - ROW_STEP + 1, 0) / ALIGNED * ALIGNED;
         from = keys_begin(args.at, block_before) / PLACES * PLACES;
         to = ((keys_end(args.at, block + ALIGNED - 1) + ALIGNED - 1) / ALIGNED / 2 + 1) * PLACES;

@@ -12,7 +12,7 @@ struct alignas(64) TensorMap {  // CUtensorMap
     char bytes[128];
 };
 
-DEVICE void fence_async_proxy_everywhere() {  // `fence_async_proxy`, and of memory, by the thread that wrote and the one that has them copied
+DEVICE void fence_async_proxy_everywhere() {  // `fence_async_proxy`, and of global memory: by the writing and the copying thread
     asm volatile("fence.proxy.async;" ::: "memory");
 }
 
@@ -40,7 +40,7 @@ template <int Registers> DEVICE void allocate_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
-// Of an mbarrier, beside bulk.cuh's.
+// mbarriers, besides the functions of bulk.cuh.
 
 DEVICE bool barrier_done(uint32_t barrier, int parity) {  // whether the phase of that parity has completed
     uint32_t done;
@@ -53,7 +53,7 @@ DEVICE bool barrier_done(uint32_t barrier, int parity) {  // whether the phase o
     return done;
 }
 
-DEVICE void barrier_wait_asleep(uint32_t barrier, int parity) {  // for long waits: one that polls takes issue slots
+DEVICE void barrier_wait_asleep(uint32_t barrier, int parity) {  // for long waits: polling takes issue slots
     uint32_t done = 0;
     while (true) {
         asm volatile(
@@ -90,16 +90,16 @@ DEVICE void stream_tile(uint32_t destination, const TensorMap* map, uint32_t bar
         "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z),
         "r"(w), "r"(v), "l"(EVICT_FIRST) : "memory");
 }
-// wgmma: 64 rows of A times columns of B, 16 deep, by the 128 threads of a warpgroup: `Product` in wgmma.cuh, which
-// source.py writes for the shapes that a kernel uses, and says there which number a thread holds.
+// wgmma: 64 rows of A times columns of B, 16 deep, by the 128 threads of a warpgroup. See `Product` in wgmma.cuh, which
+// source.py generates for the shapes that a kernel uses. Its `wgmma_header` describes which number a thread holds.
 
 DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int Pending> DEVICE void products_wait() {  // until at most so many committed groups are under way
+template <int Pending> DEVICE void products_wait() {  // until at most so many committed groups are pending
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-// Until `sums` are complete. The compiler takes them as complete before, and would copy them to other registers.
+// Until `sums` are complete. The compiler believes that they are so before, and would copy them to other registers.
 template <int N> DEVICE void products_wait_for(float (&sums)[N]) {
     products_wait<0>();
 #pragma unroll
@@ -111,13 +111,13 @@ DEVICE uint64_t operand(uint32_t address, uint32_t leading_bytes, uint32_t strid
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 |
            (uint64_t)(stride_bytes >> 4) << 32 | swizzle << 62;
 }
-// The same operand so many bytes on, known to the compiler as one number from here on, and not as what it was made of.
+// The same operand so many bytes on. The compiler does not see how it was computed, and keeps it as one number.
 DEVICE uint64_t moved(uint64_t operand, int bytes) {
     operand += bytes >> 4;
     asm volatile("" : "+l"(operand));
     return operand;
 }
-// A number, known to the compiler as such from here on, and not as what it was made of.
+// The same number. The compiler does not see how it was computed.
 DEVICE int opaque(int number) {
     asm volatile("" : "+r"(number));
     return number;

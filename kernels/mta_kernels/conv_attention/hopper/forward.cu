@@ -3,7 +3,7 @@
 //   c = sum over taps t of shift_rows(s, t) @ T[t]      s: scores, T[t]: banded Toeplitz, 16 x 32
 //
 // One m64n32k16 wgmma a tap and 16 columns of scores. 64 columns of scores finish the 64 columns of c that begin LEFT columns
-// earlier; 16 partial columns are carried to the next tile. README.md derives it, and says what was measured.
+// earlier; 16 partial columns are carried to the next tile. See docs/design/hopper-forward.md.
 //
 // A block is WARPGROUPS consumer warp groups of 64 rows each and a producer warp group. The first HALO rows of a consumer only
 // feed the convolution, unless SHARED_HALO. Blocks are persistent.
@@ -12,7 +12,7 @@
 //   VALUE_DIM  columns of v a block computes, a multiple of 8 up to 128; VALUE_PARTS blocks make up a row of out
 //   QUERY_TAPS 1 to 8, KEY_TAPS 1 to 17, PAD key padding to the left
 //   CAUSAL, SPANS  0 or 1                          WARPGROUPS, STAGES
-// Scores go through fp16. A row that sees one beyond 65504 comes out NaN and is computed again, in float32 (exact_row).
+// Scores are rounded to fp16. A row that sees one beyond 65504 becomes NaN and is recomputed in float32 (exact_row).
 // By hand, for registers and spills (wgmma.cuh is what source.py's `wgmma_header` returns):
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 --std=c++17 -I. -I../../nvrtc -DELEMENT=Bfloat16 ... -cubin
 #include <forward_consumer.cuh>

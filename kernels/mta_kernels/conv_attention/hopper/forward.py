@@ -63,12 +63,12 @@ class HopperForwardConstants(HopperTileConstants):
 
     @property
     def stages(self) -> int:
-        """Four where there is room; three take no longer at head dim 128."""
+        """Four where they fit; at head dim 128 three are as fast."""
         return 4 if self.head_dim <= 64 else 3 if self.head_dim <= 128 else 2
 
     @property
     def block_rows(self) -> int:
-        """Rows of out of a work tile. Of two consumers only the first computes a halo, and hands the second's over."""
+        """Rows of out of a work tile. Of two consumers only the first computes a halo; it stores the second's."""
         halos = 1 if self.warpgroups == 2 else self.warpgroups
         return self.warpgroups * ROWS - halos * (self.conv.query_taps - 1)
 
@@ -115,8 +115,8 @@ def conv_attention_forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As the Triton backend's `conv_attention_forward`: out `[B, Hq, M, D]` and logsumexp `[B, Hq, M]` float32.
 
-    Inputs that the copy engine cannot describe are copied first: those whose last dimension is not contiguous, whose
-    other strides are not multiples of 16 bytes, or that do not begin at one. Nothing waits for the GPU. The scratch is
+    Inputs that the copy engine cannot describe are copied first. It describes inputs whose last dimension is
+    contiguous, and whose start and other strides are multiples of 16 bytes. Nothing waits for the GPU. The scratch is
     too small for `head_chunk` to matter.
     """
     return launches_for(operation, q, k, v, weight, spans is not None)(q, k, v, weight, spans)
@@ -137,14 +137,14 @@ def launches_for(
 
 
 class ForwardLaunches:
-    """The forward for calls that differ in addresses alone: what these do not change is worked out once."""
+    """The forward for calls that differ only in addresses: everything else is computed once."""
 
     def __init__(self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, packed: bool) -> None:
         self._operation, self._packed = operation, packed
         self._constants = HopperForwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v))
         self._layout = scratch_layout(self._constants, q.shape[1], q.shape[0] * q.shape[2])
-        # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.
+        # A template for `new_empty`: torch.empty with a shape and a device takes the host twice as long.
         self._bytes = empty(0, dtype=torch.uint8, device=q.device)
         self._logsumexp = empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:3])
         self._is_contiguous = q.is_contiguous()
@@ -159,7 +159,7 @@ class ForwardLaunches:
         return self._launch(q, k, v, weight, spans, logsumexp), logsumexp
 
     def out_alone(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
-        """As `conv_attention_forward`, without a logsumexp to keep."""
+        """As `conv_attention_forward`, without returning the logsumexp."""
         return self._launch(q, k, v, weight, None, None)
 
     def _launch(
@@ -197,7 +197,7 @@ class ForwardLaunches:
 
 
 class ForwardCall:
-    """Both launches of one call at a time, laid out for the driver but for addresses."""
+    """Both launches of one call at a time, ready for the driver but for addresses."""
 
     def __init__(
         self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, constants: HopperForwardConstants,
@@ -227,13 +227,13 @@ class ForwardCall:
         self.launches = driver.LaunchSequence(prepare_launch(constants.prepared, self.preparation, device), forward)
 
     def describe(self, maps: list[TensorMap], q: int, k: int, v: int) -> None:
-        """Take q, k and v of these maps, which begin at these addresses."""
+        """Set the maps and the addresses of q, k and v."""
         self._maps[:] = maps
         self.inputs.q.start, self.inputs.k.start, self.inputs.v.start = q, k, v
         self.described = maps
 
     def place(self, scratch: int) -> None:
-        """Take the scratch at this address, but for the logsumexp."""
+        """Set the address of the scratch, but not of the logsumexp."""
         preparation, arguments, layout = self.preparation, self.arguments, self._layout
         preparation.taps = arguments.taps = scratch
         preparation.weight_scale = arguments.weight_scale = scratch + layout.weight_scale
@@ -242,10 +242,10 @@ class ForwardCall:
 
 
 class ForwardScratch(NamedTuple):
-    """Where in the scratch, whose start is T `[Hq, cq, 512]` fp16, the rest begins, and where it ends.
+    """Where the parts of the scratch begin, after T `[Hq, cq, 512]` fp16, and where it ends.
 
-    That is T's scale `[Hq]` float32, the tile scheduler's counter, and the logsumexp `[B, Hq, M]` float32 of a call
-    that gives it to nobody.
+    These are T's scale `[Hq]` float32, the tile scheduler's counter, and the logsumexp `[B, Hq, M]` float32 of a call
+    that does not return it.
     """
 
     weight_scale: int

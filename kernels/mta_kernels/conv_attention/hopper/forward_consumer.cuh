@@ -37,7 +37,7 @@ struct RowMask {
     }
 };
 
-// What a thread holds in registers. Each array is a variable of its own, and no member of a struct with others: the compiler
+// What a thread holds in registers. Each array is a variable of its own, not a member of a struct with others. The compiler
 // would keep such a struct in memory until it has unrolled all loops.
 using Accumulator = float[VALUE_DIM / 2];
 using QueryFragments = uint32_t[STEPS_IN_REGISTERS ? STEPS_IN_REGISTERS : 1][4];
@@ -58,7 +58,7 @@ struct Mainloop {
     OnlineSoftmax<KEYS>& softmax;
     uint64_t queries, toeplitz;
     int first_tile, end_tile;
-    int to_iteration;  // from a tile's number to that of its iteration
+    int to_iteration;  // to add to a tile's number for its iteration
     // c of this tile: even and odd blocks of 16 scores apart, since wgmmas into overlapping windows of one array serialize.
     float (&even)[32], (&odd)[32], (&scores)[32];
     Accumulator& accumulator;
@@ -143,7 +143,7 @@ struct Mainloop {
         mask.mask_convolved(even, first_key, own.column);
         softmax.update(even, accumulator);
 #pragma unroll
-        for (int i = 0; i < 8; i++) even[i] = odd[24 + i], even[8 + i] = 0;  // carried on
+        for (int i = 0; i < 8; i++) even[i] = odd[24 + i], even[8 + i] = 0;  // carried to the next tile
 
         multiply_values(next_stage);
         if constexpr (PINGPONG) {

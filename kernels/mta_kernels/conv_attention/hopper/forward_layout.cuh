@@ -8,7 +8,7 @@ constexpr int VALUE_SLABS = (VALUE_DIM + 63) / 64;
 // k16 steps of the queries that a thread keeps in registers as A fragments. Three consumers have room for one.
 constexpr int STEPS_IN_REGISTERS = WARPGROUPS == 3 ? 1 : HEAD_DIM <= 128 ? DEPTH_STEPS : 0;
 constexpr bool QUERIES_IN_REGISTERS = STEPS_IN_REGISTERS == DEPTH_STEPS;
-// Two consumers alternate: one convolves while the other runs its softmax. Three lose by it.
+// Two consumers alternate: one convolves while the other runs its softmax. Three are slower with it.
 constexpr bool PINGPONG = WARPGROUPS == 2;
 // Consumer 0 stores its last scores as consumer 1's halo rows, so that consumer 1 computes none.
 constexpr bool SHARED_HALO = PINGPONG && HALO > 0;
@@ -16,7 +16,7 @@ constexpr int WARPGROUP_STRIDE = SHARED_HALO ? ROWS : ROWS - HALO;  // rows from
 constexpr int BLOCK_ROWS = (WARPGROUPS - 1) * WARPGROUP_STRIDE + ROWS - HALO;
 constexpr int CONSUMER_REGISTERS = WARPGROUPS == 3 ? 160 : 240, PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24;
 constexpr int SLOTS = 2;           // work tiles in flight: the current one and the next
-constexpr int PREFETCH_TILES = 6;  // key tiles before its end at which a block asks for its next work tile
+constexpr int PREFETCH_TILES = 6;  // key tiles before its end at which a block requests its next work tile
 // Three consumers read their queries from shared memory until a work tile ends, so that the next ones need a slot of their own.
 constexpr int QUERY_SLOTS = WARPGROUPS == 3 ? SLOTS : 1;
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
@@ -51,7 +51,7 @@ struct Arguments {
 struct Block {
     uint32_t shared;
     Pipeline<STAGES> pipeline;
-    uint32_t prefetch;                             // the producer asks the query loader for the next work tile
+    uint32_t prefetch;                             // the producer requests the next work tile of the query loader
     uint32_t tile_full, queries_full, tile_empty;  // a slot each; queries_full also counts the bytes of T
     uint32_t queries_empty;
 
@@ -82,12 +82,12 @@ struct Block {
     }
 };
 
-// Where a thread finds and puts its part of what the warp group shares.
+// The addresses of a thread's part of what its warp group shares.
 struct ConsumerThread {
     int warpgroup, thread, lane, local_row, column;
     uint32_t queries_at;
     uint64_t first_queries, first_keys, first_values, score_tiles, first_taps;
-    int matrix_row;     // the row of an 8 x 8 matrix that this lane names for ldmatrix and stmatrix
+    int matrix_row;     // the row of an 8 x 8 matrix that this lane addresses for ldmatrix and stmatrix
     uint32_t store_at;  // of scores
     bool stores_halo;   // the last eight rows of this warp are the next warp group's halo
     uint32_t halo_at;

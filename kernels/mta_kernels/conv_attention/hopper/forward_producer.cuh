@@ -1,6 +1,6 @@
 // The producer warp group of the forward: one thread copies keys and values, another queries and T.
 //
-// A pipeline stage holds a tile of keys and the values of the tile before: the consumers multiply both in one iteration, so
+// A pipeline stage holds a tile of keys and the values of the tile before. The consumers multiply both in one iteration, so
 // they wait for one barrier a tile.
 #pragma once
 #include <forward_scheduler.cuh>
@@ -49,7 +49,7 @@ DEVICE void copy_keys_and_values(const Arguments& args, const Block& block, cons
     values.copy(block, value_map, stage, pipeline.full + 8 * stage);
 }
 
-// The query loader, by one thread: takes work tiles, tells all roles their numbers, and copies their queries and T.
+// The query loader, by one thread: takes work tiles, publishes them to all roles, and copies their queries and T.
 DEVICE void schedule_and_copy_queries(const Arguments& args, const Block& block, const TensorMap* query_map) {
     const TileScheduler scheduler{block};
 #pragma unroll 1
@@ -62,11 +62,11 @@ DEVICE void schedule_and_copy_queries(const Arguments& args, const Block& block,
         }
         barrier_wait(block.tile_empty + 8 * slot, (use & 1) ^ 1);
         const WorkTile work = number < args.work_tiles ? WorkTile(args, number) : WorkTile();
-        scheduler.tell(slot, work);
+        scheduler.write(slot, work);
         barrier_arrive(block.tile_full + 8 * slot);
         if (!work.exists()) break;
-        if (count == 0) wait_for_launch_before();  // of T, its scale and the counter: keys and values were there before it
-        scheduler.tell_unit(slot, args.weight_scale[work.head]);
+        if (count == 0) wait_for_launch_before();  // which writes T, its scale and the counter, but not keys and values
+        scheduler.write_unit(slot, args.weight_scale[work.head]);
         if constexpr (QUERY_SLOTS == 1) barrier_wait(block.queries_empty, (count & 1) ^ 1);
         const uint32_t queries = block.shared + QUERIES + count % QUERY_SLOTS * QUERY_BYTES;
         barrier_expect(block.queries_full + 8 * slot, QUERY_BYTES + QUERY_TAPS * TAP);

@@ -12,7 +12,7 @@ struct TileScheduler {
     DEVICE uint32_t info(int slot) const { return block.shared + WORK_TILES + slot * WORK_TILE; }
 
     // The work tile of a slot. After the last comes one that does not exist.
-    DEVICE void tell(int slot, const WorkTile& work) const {
+    DEVICE void write(int slot, const WorkTile& work) const {
 #pragma unroll
         for (int i = 0; i < WORDS; i++) store_shared(info(slot) + 4 * i, ((const uint32_t*)&work)[i]);
     }
@@ -23,7 +23,7 @@ struct TileScheduler {
         return work;
     }
 
-    // The factor of its c, told before its queries are full.
-    DEVICE void tell_unit(int slot, float unit) const { store_shared(info(slot) + 4 * WORDS, __float_as_uint(unit)); }
+    // The factor of its c, written before its queries are full.
+    DEVICE void write_unit(int slot, float unit) const { store_shared(info(slot) + 4 * WORDS, __float_as_uint(unit)); }
     DEVICE float unit(int slot) const { return __uint_as_float(load_shared(info(slot) + 4 * WORDS)); }
 };

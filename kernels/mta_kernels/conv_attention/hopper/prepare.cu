@@ -1,7 +1,7 @@
 // What forward and backward need besides their inputs: T, and for the backward delta and bounds on gradients.
 //
-// Blocks of 256 threads; along x query heads or KV heads, of all batches or not (y ends at 65535); along y, by what they
-// compute:
+// Blocks of 256 threads. Along x: query heads or KV heads, of all batches or not (y ends at 65535). Along y, by what
+// they compute:
 //   0         T (and for the backward T' and exact_rows) and weight_scale of a query head; counters
 //   1 .. 32   backward: largest squared norm of a part of the values
 //   33 .. 64  backward: delta of a part of the rows, and the largest squared norm of their output gradients
@@ -17,12 +17,12 @@ struct Preparation {
     float* delta;                                 // [B, Hq, M]: sums of out * grad_out
     int* counters;                                // of the tile schedulers of the next kernels: set to 0
     const float* logsumexp;                       // [B, Hq, M], or null
-    int* exact_rows;                              // [B * Hq], where that is given: whether a head has rows with `is_exact`
+    int* exact_rows;                              // [B * Hq], with a logsumexp: whether a head has rows with `is_exact`
     float scale_log2;                             // scale * log2(e)
     int heads, kv_heads, batch, query_rows, key_rows, counter_count;  // rows of out and of v
 };
 
-constexpr float SMALLEST_SCALE = 1e-37f;  // of a scale of 0, whose scores are so small that the softmax is even
+constexpr float SMALLEST_SCALE = 1e-37f;  // for a scale of 0: scores so small that the softmax is uniform
 
 DEVICE void write_taps(const Preparation& args, int head) {
     const int thread = threadIdx.x;
@@ -55,7 +55,7 @@ DEVICE void look_for_exact_rows(const Preparation& args, int batch_head) {
     bool is_any = false;
 #pragma unroll 8
     for (int row = thread; row < args.query_rows; row += 256) is_any |= is_exact(logsumexp[row]);
-    __syncthreads();  // what was shared before has been read
+    __syncthreads();  // all threads have read what was shared before
     is_any = block_max(is_any, thread) > 0;
     if (thread == 0) args.exact_rows[batch_head] = is_any;
 }

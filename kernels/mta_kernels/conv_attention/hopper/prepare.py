@@ -1,4 +1,4 @@
-"""Launches prepare.cu, which computes what the kernels need besides their inputs; structures that several take."""
+"""Launches prepare.cu, which computes what the kernels need besides their inputs; structures that they share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PrepareConstants(BandedConstants):
 
 @dataclass(frozen=True)
 class HopperTileConstants(BandedConstants):
-    """The constants that forward.cu and backward.cu share for a shape; the rest is theirs."""
+    """The constants that forward.cu and backward.cu share for a shape; subclasses add the others."""
 
     @property
     def warpgroups(self) -> int:
@@ -83,7 +83,7 @@ class HopperPreparation(ctypes.Structure):
 
 
 def prepare_launch(prepared: PrepareConstants, preparation: HopperPreparation, device: int) -> driver.Launch:
-    """That of prepare.cu; for the backward if `preparation.grad_out` is there. Other addresses may be written later."""
+    """The launch of prepare.cu, for the backward if `preparation.grad_out` is set. Other addresses may follow later."""
     backward = preparation.grad_out.start is not None
     parts = 1 + 2 * NORM_PARTS if backward else 1
     heads = preparation.heads * (preparation.batch if backward else 1)

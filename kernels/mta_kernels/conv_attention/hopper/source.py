@@ -11,8 +11,8 @@ from mta_kernels.nvrtc.compiler import Source, headers_in
 
 FOLDER = Path(__file__).parent
 INSTRUCTION_TYPES = {"Half": "f16", "Bfloat16": "bf16"}
-# Of each kind of operands: the function, its A, whether it is told to add, and the instruction's last words, which are
-# the signs of A and B, and for each that lies in shared memory whether it is transposed.
+# For each kind of operands: the function, its A, whether it takes `accumulate`, and the instruction's last words. These
+# are the signs of A and B, and for each operand in shared memory whether it is transposed.
 INSTRUCTIONS = {
     "shared": ("run", "uint64_t a", True, "1, 1, 0, 0"),
     "fragments": ("run_fragments", "const uint32_t (&a)[4]", True, "1, 1, 0"),
@@ -45,13 +45,12 @@ def hopper_source(name: str, products: Iterable[Product], constants: Mapping[str
 def wgmma_header(products: Iterable[Product]) -> str:
     """`wgmma.cuh`: `Product<accumulators, Element>` for these instructions, one function each.
 
-    Written out, since inline assembly names every register: accumulator `4 b + 2 h + e` of a thread is column
+    Written out, since inline assembly names every register. Accumulator `4 b + 2 h + e` of a thread is column
     `8 b + 2 (lane % 4) + e` of row `16 warp + lane / 4 + 8 h` (PTX ISA, wgmma's layout of D). `run` takes both operands
-    from shared memory; `run_registers` and `run_transposed` add to the accumulators, which `run` and `run_fragments` do
-    if asked.
+    from shared memory. `run` and `run_fragments` add to the accumulators if `accumulate`; the others always add.
     """
     by_shape: dict[tuple[int, str], list[str]] = {}
-    for product in dict.fromkeys(products):  # two roles may be one instruction
+    for product in dict.fromkeys(products):  # two roles may share an instruction
         by_shape.setdefault((product.columns, product.element), []).append(product.operands)
     lines = ["#pragma once", "template <int Accumulators, class Element> struct Product;"]
     for (columns, element), kinds in by_shape.items():

@@ -1,4 +1,4 @@
-"""Tensors as Hopper's copy engine takes them."""
+"""Tensor maps: descriptions of tensors for Hopper's copy engine."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def tensor_map(x: Tensor, box: tuple[int, int, int, int] = (1, 1, 64, 64)) -> Te
 
 
 def encode(x: Tensor, extents: list[int], strides: list[int], box: list[int], promotion: int = 256) -> TensorMap:
-    """Numbers of x as the copy engine is told of them, 16-bit: up to five dimensions, the innermost first.
+    """The tensor map of numbers of x, 16-bit, in up to five dimensions, the innermost first.
 
-    `strides` are in numbers, and without that of the innermost dimension, which is 1. The swizzle is as wide as a row
-    of a box. L2 asks memory for `promotion` bytes at a time.
+    `strides` are in numbers. They leave out the innermost dimension, whose stride is 1. The swizzle is as wide as a row
+    of a box. L2 fetches `promotion` bytes at a time from memory.
     """
     if planned.gpu_at(x.device.index):
         return TensorMap((ctypes.c_uint64 * 16)(x.data_ptr()))
