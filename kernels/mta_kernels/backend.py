@@ -1,7 +1,7 @@
-"""What a backend is to all who call it, and the backends of an operation by name.
+"""The interface of a backend, and the backends of an operation by name.
 
 The folder of a backend exports one `Backend`; `conv_attention.backends` and `multi_token_attention.backends` list them.
-Nothing above them knows a backend by name.
+No caller of these lists knows a backend by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # of q, k, v and the weight o
 
 
 class Request(NamedTuple):
-    """A call, as far as a backend may refuse it. Normalisation and gate are no part of it: no backend refuses them."""
+    """What decides whether a backend can run a call. Normalisation and gate do not: every backend runs them."""
 
     operation: Operation
     device: torch.device | str
@@ -33,7 +33,7 @@ class Request(NamedTuple):
     documents: bool = False  # whether several are packed into a row of tokens
 
     def has_strided_head_dim(self) -> bool:
-        """Whether the numbers of a key, or of a value, of a decode's caches do not lie side by side."""
+        """Whether the stride of the head dim of a decode step's key or value cache is not 1."""
         return self.decode is not None and caches_unsupported(*self.decode[1:]) is not None
 
 
@@ -41,7 +41,7 @@ HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257), 16, 31  # of the Triton kernel
 
 
 def caches_unsupported(k_cache: Tensor, v_cache: Tensor) -> str | None:
-    """Why Triton's kernels cannot read caches, in a clause, or None if the numbers of a key lie side by side."""
+    """Why Triton's kernels cannot read caches, in a clause, or None if the stride of the head dim is 1."""
     if not (statically_true(k_cache.stride(3) != 1) or statically_true(v_cache.stride(3) != 1)):
         return None
     strides = " and ".join(str(tuple(x.stride())) for x in (k_cache, v_cache))
@@ -49,8 +49,8 @@ def caches_unsupported(k_cache: Tensor, v_cache: Tensor) -> str | None:
 
 
 def size_unsupported(head_dim: int, query_taps: int, key_taps: int) -> str | None:
-    """Why a head dim or so many taps are outside these, in a clause, or None."""
-    if not HEAD_DIMS.start <= head_dim < HEAD_DIMS.stop:  # not `in`, which torch.compile cannot ask of a symbol
+    """Why a head dim or a number of taps is outside these limits, in a clause, or None."""
+    if not HEAD_DIMS.start <= head_dim < HEAD_DIMS.stop:  # not `in`, which torch.compile cannot evaluate for a symbol
         return f"head_dim {head_dim} is outside {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
     if query_taps > QUERY_TAPS or key_taps > KEY_TAPS:
         return f"{query_taps}x{key_taps} taps are outside 1x1 to {QUERY_TAPS}x{KEY_TAPS} (query taps x key taps)"
@@ -72,7 +72,7 @@ class Backend:
     """Kernels of an operation; None stands for what a backend does not have.
 
     - `why_not(request)`: why it cannot run a request on this machine, in a clause, or None if it can.
-    - `rank(request)`: its place among those that "auto" tries, the lowest first; None if "auto" passes it over.
+    - `rank(request)`: its place in the order in which "auto" tries backends, lowest first; None if "auto" skips it.
 
     Of conv attention:
     - `forward(operation, q, k, v, weight, head_chunk=, spans=)`: out `[B, Hq, M, D]` in q's dtype and the logsumexp of
@@ -82,22 +82,22 @@ class Backend:
     - `decode(operation, q_window, k_cache, v_cache, weight, lengths=, splits=, block_table=)`: the newest row
       `[B, Hq, 1, D]`; `splits` is a number or "auto".
     - `replay(operation, q, k, v, weight)`: the launches for tensors like these, or None.
-    - `replay_backward(operation, q, k, v, weight, out, grad_out)`: the same of the backward, a function of q, k, v,
-      weight, out, logsumexp and grad_out that gives the gradients, each in the dtype of what it is the gradient of.
+    - `replay_backward(operation, q, k, v, weight, out, grad_out)`: the same for the backward. It takes q, k, v,
+      weight, out, logsumexp and grad_out and returns the gradients, each in the dtype of its tensor.
 
     Of the whole multi-token attention, whose `mixers` are a `Mixers` with dense mixings:
-    - `forward(operation, q, k, v, mixers, *, documents=None)`: out, and the natural logarithm of the sum of the
-      exponentials of each row's visible logits, after the convolution of scores and the mixing of their heads, in
-      shapes and dtypes as above. What the convolutions would read above the first row of q is zero.
+    - `forward(operation, q, k, v, mixers, *, documents=None)`: out and the logsumexp of each row's visible logits,
+      after the convolution of scores and the mixing of their heads. Shapes and dtypes are as above, the logarithm is
+      natural. What the convolutions would read above the first row of q is zero.
     - `backward(operation, q, k, v, mixers, logsumexp, grad_out, *, documents=None)`: the gradients, each in the dtype
-      and shape of what it is the gradient of, those of the mixers as a `Mixers`, None where there is no mixer.
+      and shape of its tensor. The mixers' gradients are a `Mixers`, with None where there is no mixer.
     - `decode(operation, q_window, k_cache, v_cache, mixers, after, lengths, state, block_table, splits)`: the newest
       row, with the norm and gate of `after`, the state updated.
 
     `documents` is None or `[2, N]` int32: for each position the first of its document and one past the last. Row i sees
     key j only if `documents[0, i] <= j < documents[1, i]`, and a convolution sees zeros at rows and keys of other
-    documents. To hide such keys from each row is not enough: at the first rows of a document the taps reach rows of the
-    one before, at keys that those rows see. Tensors have any strides; the KV heads divide the query heads.
+    documents. Hiding such keys from each row is not enough: at a document's first rows the taps reach rows of the
+    document before, which see these keys. Tensors have any strides; the KV heads divide the query heads.
     """
 
     name: str
@@ -122,14 +122,14 @@ class Choice:
 
 
 class Backends:
-    """The kernel backends of an operation, beside which the reference, None here, runs everything."""
+    """The kernel backends of an operation. The reference, None here, runs whatever they do not."""
 
     def __init__(self, kernels: Sequence[Backend]) -> None:
         self.kernels = kernels
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that may be named, the reference first."""
+        """All names that a caller may pass, the reference first."""
         return "reference", *(backend.name for backend in self.kernels)
 
     def any_of(self) -> str:
@@ -182,17 +182,17 @@ class Backends:
         return kernels
 
     def _instead(self, refused: Backend, able: list[Backend]) -> str:
-        """What to type instead of a backend: those able to run a call, in their order after it, or "auto"."""
+        """What to type instead of a backend: the backends of `able`, in their order after it, or "auto"."""
         at = self.kernels.index(refused)
         names = [repr(x.name) for x in (*self.kernels[at:], *self.kernels[:at]) if x in able]
         return f"{' or '.join(names)}, or 'auto', which picks {'it' if len(names) == 1 else 'one'}"
 
     def _ranked(self, request: Request) -> list[Backend]:
-        """Those that "auto" does not pass over, the first first, whether they can run a request or not."""
+        """The backends that "auto" does not skip, in its order, whether they can run a request or not."""
         ranked: dict[int, Backend] = {}  # the backends of a request have different ranks
         for backend in self.kernels:
             rank = backend.rank(request) if request.decode is None or backend.decode is not None else None
-            if rank is not None:  # no `:=` in a comprehension, which torch.compile does not know
+            if rank is not None:  # no `:=` in a comprehension, which torch.compile does not support
                 ranked[rank] = backend
         return [ranked[rank] for rank in sorted(ranked)]
 
@@ -204,7 +204,7 @@ class Backends:
             refused = [x for x in self.kernels if x in ranked]
             if not refused:
                 return None, "no kernels compute this yet"
-            return None, f"{refused[0].name} cannot run this: {refused[0].why_not(request)}"  # which refuses least
+            return None, f"{refused[0].name} cannot run this: {refused[0].why_not(request)}"  # it refuses least
         return able[0], "the fastest backend for these arguments"
 
 

@@ -1,4 +1,4 @@
-"""The public face of conv attention: two functions and a module."""
+"""The public interface of conv attention: two functions and a module."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ def conv_attention(
 
     `q [B, Hq, M, D]`, `k, v [B, Hkv, N, D]` with `Hq` a multiple of `Hkv` and `M <= N`, `weight [Hq, cq, ck]` in q's
     dtype or float32; returns `[B, Hq, M, D]`. `scale` is the factor on `q . k`, `1 / sqrt(D)` unless given;
-    `pad_key` places the key taps ("both", "left" or "right"). Differentiable in every floating-point tensor: the fused
-    backends once, by a backward; the reference in all ways, forward mode (`torch.func.jvp`) and twice.
+    `pad_key` places the key taps ("both", "left" or "right"). Differentiable in every floating-point tensor. The fused
+    backends have first derivatives, by a backward; the reference also forward mode (`torch.func.jvp`) and second ones.
 
     - With `M < N` (a chunk of a prompt) q holds the last `M` positions, and `q_history [B, Hq, H, D]` the queries just
       before them, oldest first, `H >= min(cq - 1, N - M)`; more are ignored.
     - `cu_seqlens [S + 1]`, int32 or int64, packs S documents into one row of tokens, `B = 1` and `M = N`: document s is
       rows `cu_seqlens[s]` to `cu_seqlens[s + 1]`, and neither attention nor convolution crosses a bound. Documents may
       be empty. It starts at 0 and ends at N, which is checked on a CPU alone: nothing waits for a GPU.
-    - `head_chunk` query heads are worked on at a time, which bounds the memory; it divides the heads that share a KV
-      head, or is a multiple of them. Hopper's forward has next to no scratch and works on all heads at once.
+    - A backend computes `head_chunk` query heads at a time, which bounds the memory. It divides the heads that share a
+      KV head, or is a multiple of them. Hopper's forward needs almost no scratch and computes all heads at once.
 
-    `backend` is "auto" (`explain` says which that is), "reference", "triton", "hopper" (H100 and H200) or "cuda" (any
-    NVIDIA GPU from sm_80 on), the last two in float16 and bfloat16; a named one never falls back, and `unsupported`
-    says what it does not run. Under autocast q, k and v are cast to its dtype, and so is the weight unless it is
+    `backend` is "auto" (`explain` returns its choice), "reference", "triton", "hopper" (H100 and H200) or "cuda" (any
+    NVIDIA GPU from sm_80 on), the last two in float16 and bfloat16. A named one never falls back; `unsupported`
+    returns why it cannot run a call. Under autocast q, k and v are cast to its dtype, and so is the weight unless it is
     float32; float64 stays as it is.
-    A row depends on no later token and on no other document, for every finite input. Infinity or NaN in q, k, v or the
-    weight leaves no row of the heads that read it defined, in any backend, nor a gradient; nor is a row defined whose
-    `scale * q . k` overflows float32.
+    A row depends on no later token and on no other document, for every finite input. In every backend, infinity or NaN
+    in q, k, v or the weight makes all rows and gradients of the heads that read it undefined. A row is undefined, too,
+    if its `scale * q . k` overflows float32.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run, and
     RuntimeError for a derivative that the backend does not have.
     """
@@ -118,10 +118,10 @@ def conv_attention_decode(
     a cache beyond a length, and in q_window before a sequence's first token, may be anything, NaN included.
     With `block_table [B, max_pages]` int32 the caches are pages, `[pages, Hkv, page_size, D]` of 16, 32, 64, 128 or 256
     keys, and key `y` of sequence `b` is row `y % page_size` of page `block_table[b, y // page_size]`; entries past a
-    sequence's length may be anything. `backend` is "auto" (`explain` says which that is), "reference", "triton" (caches
+    sequence's length may be anything. `backend` is "auto" (`explain` returns its choice), "reference", "triton" (caches
     whose last stride is 1) or "cuda" (any NVIDIA GPU from sm_80 on, float16 and bfloat16); `splits`, the programs that
-    share the keys of a head, is for the last two. Derivatives through those two raise RuntimeError, the reference is
-    differentiable; nothing waits for the device.
+    share the keys of a head, is for the last two. Derivatives through those two raise RuntimeError; the reference is
+    differentiable. Nothing waits for the device.
     Raises ValueError or TypeError as `conv_attention`.
     """
     check_are_tensors(
@@ -175,7 +175,7 @@ def identity_weight(
 class ConvAttention(nn.Module):
     """`conv_attention` with its weight as a parameter `[heads, query_taps, key_taps]`, the identity at first.
 
-    Takes `q [B, heads, M, D]`, `k, v [B, Hkv, N, D]`; options as those of `conv_attention`. Raises ValueError or
+    Takes `q [B, heads, M, D]`, `k, v [B, Hkv, N, D]`; with the options of `conv_attention`. Raises ValueError or
     TypeError for options that no call could have.
     """
 

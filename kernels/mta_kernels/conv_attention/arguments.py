@@ -41,7 +41,7 @@ def kind_of(x: object) -> str:
 
 
 def check_no_overlap(name: str, x: Tensor, instead: str) -> None:
-    """Raise ValueError if places of x, by its `name`, share memory, as expand() makes them: one is written there."""
+    """Raise ValueError if elements of x, by its `name`, share memory, as expand() makes them: a kernel writes to x."""
     if not x.is_contiguous() and _overlaps(x):
         raise ValueError(
             f"{name} has shape {tuple(x.shape)} and strides {x.stride()}, so that its places overlap, and it is "
@@ -66,7 +66,7 @@ def as_int(x: Any) -> Any:
 
     A tensor is none: its number would wait for its device.
     """
-    if isinstance(x, int | Tensor) or not hasattr(x, "__index__"):  # a compiler's are ints, and cannot be asked more
+    if isinstance(x, int | Tensor) or not hasattr(x, "__index__"):  # a compiler's are ints, and allow no other test
         return x
     try:
         return operator.index(x)
@@ -141,8 +141,8 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"{name} is on {tensor.device} and q on {q.device}; move them to one device")
 
 
-def check_asked(q: Tensor, k: Tensor, v: Tensor, *, decode: bool) -> None:
-    """Raise ValueError or TypeError for q, k and v of no call; those of a decode step may be a window and pages."""
+def check_explained(q: Tensor, k: Tensor, v: Tensor, *, decode: bool) -> None:
+    """Raise ValueError or TypeError for q, k and v of no call; with `decode` they may be a window and pages."""
     check_tensors(q, k, v)
     check_values(k, v)
     if not decode:
@@ -221,12 +221,12 @@ def rows_before(query_rows: int, key_rows: int, query_taps: int) -> int:
 
 
 def wants_gradient(*tensors: Tensor | None) -> bool:
-    """Whether autograd will ask for a gradient of what is computed of these."""
+    """Whether autograd may need a gradient of what is computed from these."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def under_autocast(x: Tensor) -> bool:
-    """Whether autocast is on for the device of x; it knows nothing of "meta"."""
+    """Whether autocast is on for the device of x; it does not support "meta"."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
@@ -238,7 +238,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
 
 
 def like_cast(x: Tensor) -> Tensor:
-    """What checks see of x in the dtype of autocast: another tensor has the memory of one number."""
+    """x for checks, in the dtype of autocast: if that is another, a tensor with the memory of one number."""
     dtype = autocast_dtype(x)
     return x if x.dtype == dtype else torch.empty((), dtype=dtype, device=x.device).expand(x.shape)
 
@@ -343,7 +343,7 @@ def documents_of(cu_seqlens: Tensor) -> list[slice]:
 
 
 def can_be_read(x: Tensor) -> bool:
-    """Whether a look at its numbers waits for no device; a compiler has none, nor have vmap and fake tensors."""
+    """Whether reading x's numbers waits for no device; under a compiler or vmap, or if x is fake, it has none."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and is_plain(x)
 
 

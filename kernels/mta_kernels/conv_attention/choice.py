@@ -1,4 +1,4 @@
-"""Which backend a call takes: the one that it names, or of those that can run it the fastest."""
+"""Which backend a call takes: the one that it names, or the fastest that can run it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mta_kernels.conv_attention.arguments import (
     autocast_dtype,
     cast_unless_float32,
     check_are_tensors,
-    check_asked,
+    check_explained,
     check_weight,
     like_cast,
     wants_gradient,
@@ -41,7 +41,7 @@ def unsupported(
 
 
 def _with_taps(query_taps: int, key_taps: int, causal: bool = True) -> Operation:
-    """An operation with so many taps: nothing else of it makes a difference to what can run it."""
+    """An operation with so many taps: no other property decides which backend can run it."""
     return Operation.of((query_taps, key_taps), 1, causal=causal, scale=1.0)
 
 
@@ -57,15 +57,15 @@ def explain(
 ) -> Choice:
     """Which backend `conv_attention`, or `conv_attention_decode`, takes for these arguments, and why.
 
-    No other argument changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for
-    an unknown backend, a named one that cannot run them, or shapes and devices that do not fit, and TypeError for
-    dtypes that do not, or what is no tensor.
+    Besides these arguments only autocast and `requires_grad` change the choice. Raises ValueError for an unknown
+    backend, for a named one that cannot run them, and for shapes and devices that do not fit. Raises TypeError for
+    wrong dtypes and for arguments that are no tensors.
     """
     check_are_tensors(q=q, k=k, v=v, weight=weight)
     weight = cast_unless_float32(weight)
-    asked = like_cast(q)
-    check_asked(asked, like_cast(k), like_cast(v), decode=decode)
-    check_weight(weight, q.shape[1], asked)
+    query = like_cast(q)
+    check_explained(query, like_cast(k), like_cast(v), decode=decode)
+    check_weight(weight, q.shape[1], query)
     request = Request(
         _with_taps(weight.shape[-2], weight.shape[-1], causal), q.device, autocast_dtype(q), q.shape[-1],
         wants_gradient(q, k, v, weight), (q, k, v) if decode else None,

@@ -1,4 +1,4 @@
-"""Gradients of some heads at a time, by whichever kernels."""
+"""Gradients of some heads at a time, by the kernels of any backend."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def gradients_by_chunks(
 ) -> Gradients:  # fmt: skip
     """Gradients in q, k, v and weight by `backward(tensors, **options)`, of `head_chunk` query heads a call, 0 for all.
 
-    `backward` is given a contiguous logsumexp, and gives gradients in float32 or in the dtypes of what they are of. The
-    results are in those dtypes.
+    `backward` receives a contiguous logsumexp and returns gradients in float32 or in the dtypes of their tensors. The
+    results have the dtypes of their tensors.
     """
     parts = head_parts(q.shape[1], k.shape[1], head_chunk)
     if len(parts) == 1:

@@ -47,7 +47,7 @@ def conv_attention_op(
     if cu_seqlens is not None:
         check_no_tangents_in_kernels(
             "conv_attention", backend.name, q, k, v
-        )  # which the Functions that spread rows do not know
+        )  # the Functions that spread rows have no forward mode
         gap = max(conv.query_taps - 1, conv.pad, conv.key_taps - 1 - conv.pad)
         layout = spread_layout(cu_seqlens, q.shape[2], gap)
         spread = (spread_rows(x, layout) for x in (q, k, v))
@@ -56,7 +56,7 @@ def conv_attention_op(
     if q_history is not None and rows:
         q = torch.cat([q_history[:, :, -rows:], q], dim=2)
     out = call(CONV_ATTENTION, q, k, v, weight, *options, None, backend.name)[0]
-    return out[:, :, rows:] if rows else out  # the first rows lack queries before them; nobody sees those
+    return out[:, :, rows:] if rows else out  # the history's rows lack queries before them, and are no results
 
 
 def conv_attention_decode_op(
@@ -73,7 +73,7 @@ def conv_attention_decode_op(
 
 
 def numbers_of(operation: Operation) -> Numbers:
-    """What an operator is told of an operation; the taps are its weight's."""
+    """What an operator receives of an operation; the taps are the weight's."""
     return operation.causal, operation.scale, operation.conv.pad
 
 

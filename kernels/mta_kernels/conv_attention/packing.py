@@ -1,8 +1,8 @@
 """Packed documents as one sequence: rows of zeros between them, wide enough that no convolution reaches across.
 
-Every shape follows from the number of tokens and of documents, so nothing waits for the device. Rows are moved by
-gathers, and so are their gradients: the results are the same from run to run. Under torch.func the gradients are
-PyTorch's own: a Function that its transforms take (`setup_context`) costs every call more.
+Every shape follows from the number of tokens and of documents, so nothing waits for the device. Gathers move rows and
+their gradients: the results are the same from run to run. Under torch.func the gradients are PyTorch's own: a Function
+that its transforms support (`setup_context`) would make every call slower.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ def rows_that_see(spans: Tensor, block: int) -> Tensor:
 
 def largest_of_documents(rows: Tensor, spans: Tensor) -> Tensor:
     """For each of `rows [heads, P]`, numbers from 0 on, the largest in its document; NaN counts as 0."""
-    first = spans[0].long().expand_as(rows)  # stands for the document
+    first = spans[0].long().expand_as(rows)  # identifies the document
     largest = torch.zeros_like(rows).scatter_reduce_(1, first, rows.nan_to_num(0.0, float("inf")), "amax")
     return largest.gather(1, first)
 
 
-# Bounds of dc and ds, which go through 16 bits: up to 136 of them are added, times weights below 1.
+# Bounds of dc and ds, which are rounded to 16 bits: up to 136 of them are added, times weights below 1.
 GRADIENT_LIMITS = {torch.float16: 8, torch.bfloat16: 14}  # log2, as GradLimit of backward_scale.cuh
 
 
@@ -116,5 +116,5 @@ class _MoveRows(torch.autograd.Function):
 def _moved(x: Tensor, position: Tensor, source: Tensor, gap: Tensor, collect: bool) -> Tensor:
     if collect:
         return x.index_select(2, position)
-    # Not filled in place: torch.compile of PyTorch 2.11 would lose the gradient of x without a word.
+    # Not filled in place: torch.compile of PyTorch 2.11 would silently drop the gradient of x.
     return torch.where(gap, 0, x.index_select(2, source))

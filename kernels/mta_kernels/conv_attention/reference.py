@@ -48,9 +48,9 @@ def conv_attention_reference(
 ) -> Tensor:
     """Conv attention of `q [B, Hq, M, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`: `[B, Hq, M, D]`.
 
-    `q_history [B, Hq, H, D]`, `cu_seqlens [S + 1]` and `head_chunk` are those of `conv_attention`. Stores the `M x N`
+    `q_history [B, Hq, H, D]`, `cu_seqlens [S + 1]` and `head_chunk` as in `conv_attention`. Stores the `M x N`
     scores of `head_chunk` heads; reads `cu_seqlens` on the host. `rows = (start, stop)` computes those rows of q alone
-    and returns `[B, Hq, stop - start, D]`, so that long sequences can be checked a block of rows at a time.
+    and returns `[B, Hq, stop - start, D]`. So a caller can check long sequences a block of rows at a time.
     Differentiable in every floating-point tensor. Raises ValueError or TypeError for arguments that do not fit.
     """
     head_chunk = as_int(head_chunk)
@@ -159,7 +159,7 @@ def convolve_scores(scores: Tensor, weight: Tensor, convolution: Convolution) ->
     filters = weight.to(scores.dtype).unsqueeze(1)
     if scores.device.type == "cpu" and scores.dtype == torch.float16:
         # PyTorch 2.13 on a CPU with AVX-512 but no fp16 arithmetic: 16 taps along keys take minutes, or never end. In
-        # float32 they are rounded once, as there.
+        # float32 results are rounded once, too.
         return F.conv2d(padded.float(), filters.float(), groups=weight.shape[0]).to(scores.dtype)
     return F.conv2d(padded, filters, groups=weight.shape[0])
 
@@ -179,7 +179,7 @@ def check_decode_arguments(
     q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor, pad_key: str,
     block_table: Tensor | None = None, *, weight_name: str = "weight",
 ) -> None:  # fmt: skip
-    """Raise ValueError or TypeError, in one sentence, unless the arguments are those of a decode step.
+    """Raise ValueError or TypeError, in one sentence, unless the arguments fit a decode step.
 
     The values in `lengths` are read on a CPU alone: on a GPU that would wait for the device.
     """

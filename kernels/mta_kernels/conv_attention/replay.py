@@ -1,8 +1,8 @@
 """Calls that differ from an earlier one in addresses and values alone skip its checks and the choice of a backend.
 
-For an equal call these have nothing new to say. Some backends launch their kernels again without PyTorch's dispatcher.
-The operator runs wherever somebody would see that it did not: compilers, tracers, transforms, modes, tensor
-subclasses, and the profiler, whose records name it.
+For an equal call their result is known. Some backends launch their kernels again without PyTorch's dispatcher.
+The operator still runs wherever PyTorch would miss it: compilers, tracers, transforms, modes, tensor subclasses, and
+the profiler, whose records name it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     backend: Backend
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
-        """As `conv_attention`, for tensors like those of that call."""
+        """As `conv_attention`, for tensors like that call's."""
         if self.forward is None:
             return operators.conv_attention_op(
                 self.operation, q, k, v, weight, q_history=None, cu_seqlens=None, head_chunk=None, backend=self.backend
@@ -53,7 +53,7 @@ def replay_or_call(
     check: Callable[..., Call], q: Tensor, k: Tensor, v: Tensor, weight: Tensor, q_history: Tensor | None,
     cu_seqlens: Tensor | None, causal: bool, scale: float | None, pad_key: str, head_chunk: int | None, backend: str,
 ) -> Tensor:  # fmt: skip
-    """What `check(q, k, v, ...).run()` gives, arguments as those of `conv_attention`: by a replay if there is one."""
+    """The result of `check(q, k, v, ...).run()`, by a replay if there is one; arguments as for `conv_attention`."""
     if q_history is not None or cu_seqlens is not None or head_chunk is not None:
         return check(q, k, v, weight, q_history, cu_seqlens, causal, scale, pad_key, head_chunk, backend).run()
     seen = _seen.find((causal, scale, pad_key, backend, False), q, k, v, weight)
@@ -100,10 +100,10 @@ class _Replayed(torch.autograd.Function):
         if grad_out is None:
             return (None,) * 5
         seen, tensors = ctx.seen, (*ctx.saved_tensors, grad_out)
-        # Where gradients are to be differentiated the operator runs, to say that they cannot be.
+        # For second derivatives the operator runs: it raises, since there are none.
         may_replay = not torch.is_grad_enabled() and may_be_known(grad_out)
         if may_replay and (replay := _seen_backward.find_known(seen.forward, *tensors)) is not None:
-            return None, *replay(*tensors)  # autograd drops those of what needs none
+            return None, *replay(*tensors)  # autograd drops gradients that no tensor needs
         options = *operators.numbers_of(seen.operation), 0, None, seen.backend.name
         gradients = operators.call(operators.CONV_ATTENTION_BACKWARD, *tensors, *options)
         if seen.backend.replay_backward and may_replay and is_cacheable(*tensors):
@@ -113,5 +113,5 @@ class _Replayed(torch.autograd.Function):
         return None, *gradients
 
 
-# Function's own `apply` first looks for functorch's tensors, which a call that is remembered had none of.
+# Function's own `apply` first looks for functorch's tensors. A remembered call has none.
 _apply = super(torch.autograd.Function, _Replayed).apply

@@ -1,4 +1,4 @@
-"""What PyTorch has set around a call, and what a launch needs instead."""
+"""PyTorch's current device and autocast, set around a call as its launches need them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mta_kernels.conv_attention.arguments import under_autocast
 
 
 def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
-    """Triton launches on the current GPU: make it that of `x`."""
+    """Make the GPU of `x` the current one, on which Triton launches."""
     if not x.is_cuda or planned.gpu_at(x.device.index):
         return contextlib.nullcontext()
     if x.device.index == torch._C._cuda_getDevice():  # a quarter of the time of entering it again
@@ -21,5 +21,5 @@ def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
-    """The kernels' own products are not for autocast to change."""
+    """Switch autocast off, which would change the kernels' own products."""
     return torch.autocast(x.device.type, enabled=False) if under_autocast(x) else contextlib.nullcontext()

@@ -15,7 +15,7 @@ from mta_kernels.conv_attention.arguments import (
     autocast_dtype,
     cast_unless_float32,
     check_are_tensors,
-    check_asked,
+    check_explained,
     like_cast,
     wants_gradient,
 )
@@ -70,15 +70,15 @@ def explain(
     """Which backend `multi_token_attention`, or `multi_token_attention_decode`, takes for these arguments, and why.
 
     The reason names the CUDA kernels that run, and the backward's too if a tensor requires a gradient. Besides these
-    arguments only autocast and `requires_grad` change the choice. Raises ValueError for an unknown backend, a named one
-    that cannot run them, or shapes and devices that do not fit, and TypeError for wrong dtypes and arguments that are
-    no tensors.
+    arguments only autocast and `requires_grad` change the choice. Raises ValueError for an unknown backend, for a named
+    one that cannot run them, and for shapes and devices that do not fit. Raises TypeError for wrong dtypes and for
+    arguments that are no tensors.
     """
     given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
     check_are_tensors(q=q, k=k, v=v, **given._asdict(), cu_seqlens=cu_seqlens)
     given = Mixers(*map(cast_unless_float32, given))
     query = like_cast(q)
-    check_asked(query, like_cast(k), like_cast(v), decode=decode)
+    check_explained(query, like_cast(k), like_cast(v), decode=decode)
     check_mixers(given, query)
     dropout = as_float(dropout)
     check_dropout(dropout, None, q)
@@ -164,7 +164,7 @@ def check_backend(backend: str, operation: Operation, dropout: float) -> None:
 def choose(backend: str, request: Request) -> Backend | None:
     """The kernels that run a request, None for the reference; raises ValueError for a named backend that cannot.
 
-    Warns where "auto" leaves a GPU to the reference.
+    Warns if "auto" takes the reference on a GPU.
     """
     check_backend(backend, request.operation, request.dropout)
     kernels, reason = MULTI_TOKEN_ATTENTION.choose(backend, request)

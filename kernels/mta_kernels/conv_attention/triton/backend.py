@@ -18,13 +18,13 @@ from mta_kernels.operation import Operation
 from mta_kernels.torch_compile import cached_constant, constant_when_compiled, statically_true
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Where query heads share a KV head, this decode is faster than CUDA's on short caches, if the copy engine reads them:
-# up to `few_keys` of all sequences and KV heads, times the heads that share one (decisions 68 and 83).
+# Where query heads share a KV head, this decode is faster than CUDA's on short caches, if the copy engine reads them.
+# Short is up to `few_keys` of all sequences and KV heads, times the heads that share one (decisions 68 and 83).
 MOST_SHARING = 4  # above it, nowhere (decision 76)
 
 
 def few_keys(head_dim: int) -> int:
-    """How many keys those are."""
+    """The most keys on which this decode is faster than CUDA's."""
     return head_dim * 512
 
 
@@ -66,12 +66,12 @@ def _cached_platform_unsupported(device: torch.device | str, dtype: torch.dtype,
 
 
 def rank(request: Request) -> int:
-    """The last of those that can run a request, but for a decode of few keys."""
+    """After all other backends, but before them for a decode of few keys."""
     return 0 if _decodes_few_keys(request) else 3
 
 
 def _decodes_few_keys(request: Request) -> bool:
-    """Whether a step on short caches, whose heads are shared by a few query heads, is the faster here."""
+    """Whether this is the faster backend for a step on short caches whose heads a few query heads share."""
     if request.decode is None:
         return False
     q, k, _ = request.decode
@@ -81,7 +81,7 @@ def _decodes_few_keys(request: Request) -> bool:
     keys = k.shape[0] * k.shape[1] * k.shape[2]
     if not statically_true(keys * group <= few_keys(request.head_dim)):
         return False
-    # Of another number of batches these are pages, which the copy engine does not read.
+    # With another batch size than q's the caches are pages, which the copy engine does not read.
     if not statically_true(k.shape[0] == q.shape[0]) or why_not(request) is not None:
         return False
     from mta_kernels.conv_attention.triton.decode_plan import bulk_pays

@@ -70,8 +70,8 @@ def conv_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes and dtypes.
 
-    The arguments are those of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and
-    `grad_out [B, Hq, M, D]`, the gradient of out, all of any strides.
+    Takes the arguments of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and the gradient
+    `grad_out [B, Hq, M, D]`. Tensors have any strides.
     """
     return gradients_by_chunks(
         _part_backward, q, k, v, weight, out, logsumexp, grad_out, head_chunk=head_chunk,

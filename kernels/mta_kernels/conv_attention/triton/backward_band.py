@@ -116,7 +116,7 @@ def _near_transposed_kernel(
 
     `out[x] += factor * sum_e near_grad[x, e] * k[x - e]`, out `[B*Hq, M, D]` float32, or TO_KEYS
     `out[y] += factor * sum_{heads of the group, e} near_grad[y + e, e] * q[y + e]`, out `[B*H, N, D]`.
-    x is k, each head shared by `x_group`, or q; `heads` are those of near_grad.
+    x is k, each head shared by `x_group`, or q; `heads` are near_grad's.
     """
     offset = key_rows - query_rows  # of the position of a query from its row
     rows = key_rows if TO_KEYS else query_rows
@@ -198,7 +198,7 @@ def add_band(
     logsumexp: Tensor, delta: Tensor, loss_scale: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
     signature: Hashable, *, factor: float, pad: int, width: int, spans: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Add what the scores of the causal band contribute to the gradients; returns that of the weight, float32.
+    """Add what the scores of the causal band contribute to the gradients; returns the weight's, float32.
 
     `band [B*Hq, M, pitch]` float32, of which the first `width` columns count, up to the first key;
     `dq [B*Hq, M, D]`, `dv [B*Hq, N, D]` and `dk [B*Hkv, N, D]` float32. q and dq, k and dk may have rows before

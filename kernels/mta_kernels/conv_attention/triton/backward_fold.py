@@ -20,7 +20,7 @@ from mta_kernels.conv_attention.triton.prepare import _load_rows, dot_precision
 
 # Rows that one program sums for the gradient of the weight.
 WEIGHT_ROWS = 512
-# Products of float32 inputs that are added one by one to a number of the weight's gradient: rounding errors grow with
+# Products of float32 inputs that are added one by one to a number of the weight's gradient. Rounding errors grow with
 # the square root of how many. 16-bit inputs are rounded by more, so a program may add all of its rows.
 FLOAT32_CHAIN = 256
 
@@ -59,7 +59,7 @@ def _expand_transposed_kernel(
 ):  # fmt: skip
     """`out[x] += factor * sum_{heads of the group, t, s} weight[h, t, s] * grad[x + above - s, t]`.
 
-    The same shapes as in `_overlap_add_kernel`; `heads` are those of grad and weight. On the tensor cores: for
+    The same shapes as in `_overlap_add_kernel`; `heads` are grad's and weight's. On the tensor cores: for
     each tap the sum over s is a banded matrix `[rows, source rows]` times BLOCK_SOURCE rows of grad.
     """
     column_blocks = tl.cdiv(head_dim, BLOCK_D)
@@ -104,7 +104,7 @@ def _weight_gradient_kernel(
 
     grad `[B*Hq, rows, TAPS, PITCH]` holds the rows from `first_row` on, x `[B, H, N, D]` each head shared by
     `group`; out `[B*Hq, programs, TAPS, SUMMED_TAPS]`. BLOCK_ROWS rows of every tap times the rows of x around
-    them: every block adds to the same diagonals, so they are summed once, at the end.
+    them. Every block adds to the same diagonals, so they are summed once, at the end.
     """
     programs = tl.cdiv(rows, PROGRAM_ROWS)
     batch_head = (tl.program_id(0) // programs).to(tl.int64)

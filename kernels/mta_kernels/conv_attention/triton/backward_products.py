@@ -28,7 +28,7 @@ WIDE_TILE_BYTES = 200 * 1024  # of shared memory for tiles of 256 columns; sm_12
 
 @triton.jit
 def _product_factor(factor, loss_scale_ptr, units_ptr, batch_head, row, rows, SPANS: tl.constexpr):
-    """By what rows of a head's product are multiplied: the left side has a loss scale, the right one units or None."""
+    """The factor of rows of a head's product, whose left side has a loss scale and the right one units or None."""
     factor /= loss_scale_of(loss_scale_ptr, batch_head, row, rows, SPANS)
     if units_ptr is not None:
         factor *= tl.load(units_ptr + batch_head)
@@ -47,7 +47,7 @@ def _transposed_product_kernel(
     """`out[j] += factor * sum_i left[i, j] * right[first_row + i]`, for BLOCK_M keys j and BLOCK_N columns.
 
     left `[B*Hq, rows, keys]`, right `[B*Hq, M, columns]`, out `[B*Hq, N, columns]` float32, of which the first
-    `written` rows hold a sum already. `factor` is that of `_product_factor`.
+    `written` rows hold a sum already. `factor` as in `_product_factor`.
     """
     if not HOST_DESCRIPTORS:
         left_desc = describe_rows(left_desc, stride_lh, stride_ln, rows, keys, BLOCK_K, BLOCK_M, ALIGNMENT)
@@ -85,7 +85,7 @@ def _row_product_kernel(
     """`out[i] = factor * sum_j left[i, j] * right[j]`, for BLOCK_M rows i and BLOCK_N columns.
 
     left `[B*Hq, rows, keys]`, right `[B*H, N, columns]` each shared by `right_group` heads of left,
-    out `[B*Hq, rows, columns]` float32. `factor` is that of `_product_factor`.
+    out `[B*Hq, rows, columns]` float32. `factor` as in `_product_factor`.
     """
     if not HOST_DESCRIPTORS:
         left_desc = describe_rows(left_desc, stride_lh, stride_ln, rows, keys, BLOCK_M, BLOCK_K, ALIGNMENT)
@@ -122,7 +122,7 @@ def add_transposed_product(
     """`out[j] += factor * units / loss_scale * sum_i left[i, j] * right[first_row + i]`.
 
     left `[B*Hq, rows, keys]`, right `[B*Hq, M, columns]`, out `[B*Hq, N, columns]` float32, units `[B*Hq]`, ones if
-    None, loss_scale as `loss_scale_of` takes it; what out holds is counted where the chunks before this one wrote it.
+    None, loss_scale as `loss_scale_of` takes it; out counts as zero where no earlier chunk wrote it.
     """
     scales, numbers = (loss_scale, units), (*chunk.numbers, summed_keys(chunk))
     _launch(_transposed_product_kernel, left, right, out, scales, chunk, numbers, factor=factor, transposed=True)
@@ -147,7 +147,7 @@ def _launch(
     kernel: Any, left: Tensor, right: Tensor, out: Tensor, scales: Sequence[Tensor | None], chunk: BackwardChunk,
     numbers: Sequence[int], *, factor: float, transposed: bool,
 ) -> None:  # fmt: skip
-    """Launch the kernel of a product, of left as it is or `transposed`; `numbers` are those of the kernel's own."""
+    """Launch the kernel of a product, of left as it is or `transposed`; `numbers` are the kernel's own ones."""
     batch_heads, columns = left.shape[0], right.shape[2]
     block_m, block_n, block_k, options = product_blocks(left, columns, transposed=transposed)
     rows, left_block = (chunk.keys, [1, block_k, block_m]) if transposed else (chunk.rows, [1, block_m, block_k])

@@ -1,4 +1,4 @@
-"""The gradients of a chunk of scores: the probabilities first, then `dC = P * (dP - delta)` on the way to dV."""
+"""The gradients of a chunk of scores: the probabilities first, then `dC = P * (dP - delta)` together with dV."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mta_kernels.conv_attention.triton.launch import cdiv, describe_heads, descr
 from mta_kernels.conv_attention.triton.prepare import LOG2_E, Prepared, dot_precision
 from mta_kernels.gpu_limits import compiled_capability
 
-# Chunks are written and read in blocks of ALIGNED rows and keys, those alone that some query of the block sees.
+# Chunks are written and read in blocks of ALIGNED rows and keys: only blocks in which some query sees a key.
 ALIGNED = 128
 
 
@@ -63,7 +63,7 @@ def chunks(
 
 @triton.jit
 def _probability(difference):
-    """`2 ** difference`, of a score and its row's logsumexp, at most 1: rounding makes that of millions positive."""
+    """`2 ** difference`, of a score and its row's logsumexp, at most 1: rounding may make it positive for huge ones."""
     return tl.exp2(tl.minimum(difference, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
@@ -153,7 +153,7 @@ def _probabilities_kernel(
 
 @triton.jit
 def loss_scale_of(loss_scale_ptr, batch_head, row, rows, SPANS: tl.constexpr):
-    """Of loss_scale `[B*Hq]` a head's number, or with SPANS, of `[Hq, rows]`, each row's of its document `[.., 1]`."""
+    """A head's number of loss_scale `[B*Hq]`, or with SPANS, of `[Hq, rows]`, each row's for its document `[.., 1]`."""
     if SPANS:
         scale = tl.load(loss_scale_ptr + batch_head.to(tl.int64) * rows + row, mask=row < rows, other=1.0)[:, None]
     else:
@@ -234,8 +234,8 @@ def aligned_rows(
 ):  # fmt: skip
     """Rows of a chunk, in blocks of ALIGNED, that see a key of the block of ALIGNED keys around `key`: first, end.
 
-    The same pairs of blocks as by `aligned_keys`: a causal block of rows sees the keys beside it, also where all of
-    its rows are the gap behind a document, whose span ends before those keys.
+    The same pairs of blocks as by `aligned_keys`. A causal block of rows sees the keys at its own positions, even if
+    all its rows are the gap behind a document, whose span ends before these keys.
     """
     key_block = key // ALIGNED
     start = 0
@@ -329,7 +329,7 @@ def launch_value_gradients(
 
 
 def summed_keys(chunk: BackwardChunk) -> int:
-    """How many of the keys the chunks before this one have written sums for."""
+    """For how many of the keys earlier chunks have written sums."""
     if chunk.first_row == 0:
         return 0
     return chunk.key_rows - chunk.query_rows + chunk.first_row if chunk.causal else chunk.key_rows

@@ -39,7 +39,7 @@ from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.gpu_limits import compiled_capability, shared_memory_limit, sm_count
 from mta_kernels.operation import Operation
 
-SLOTS_AT_ONCE = 64  # so many partial results a head are merged without a loop
+SLOTS_AT_ONCE = 64  # up to so many partial results a head are merged without a loop
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def _combine_splits_kernel(
 ):  # fmt: skip
     """`out[h] = sum_s 2^(max_s - max) partial_s / sum_s 2^(max_s - max) sum_s`; zero for a sequence without tokens.
 
-    AT_ONCE if CHUNK is BLOCK_SLOTS: everything is asked of memory before any of it is needed.
+    AT_ONCE if CHUNK is BLOCK_SLOTS: all loads are issued before the first result is needed.
     """
     if DEPENDENT_LAUNCH:
         gdc_wait()
@@ -115,7 +115,7 @@ def conv_attention_decode(
 def reads_in_bulk(q_window: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None) -> bool:
     """Whether the copy engine reads the caches: where that pays (`bulk_pays`), and it can.
 
-    Not paged ones; their dims lie side by side, all else begins at multiples of 16 bytes, and no two rows at one place.
+    It reads no pages. The head dim's stride is 1, starts and other strides are multiples of 16 bytes, no stride is 0.
     """
     group, compute_capability = q_window.shape[1] // k_cache.shape[1], compiled_capability(k_cache.device)
     if block_table is not None or not bulk_pays(k_cache.shape[3], group, k_cache.element_size(), compute_capability):
@@ -129,11 +129,11 @@ def reads_in_bulk(q_window: Tensor, k_cache: Tensor, v_cache: Tensor, block_tabl
 def chosen_tiles(
     q_window: Tensor, k_cache: Tensor, weight: Tensor, splits: int | str, capacity: int
 ) -> tuple[int, DecodeConfig]:
-    """How many programs share the keys of a KV head, of a cache for so many, and their tiles.
+    """How many programs share the keys of a KV head, in a cache for `capacity` keys, and their tiles.
 
-    Programs are small where the copy engine pays, whether it reads the cache or pointers do: on an H200, with four
-    query heads a KV head of 128, they save 21 to 29 % by the engine, and 19 % by pointers. Raises ValueError for splits
-    that do not fit.
+    Programs are small where the copy engine pays, even if pointers read the cache. On an H200, with four query heads a
+    KV head of 128, they save 21 to 29 % with the engine, and 19 % with pointers. Raises ValueError for splits that do
+    not fit.
     """
     check_splits(splits)
     (batch, heads, _, head_dim), kv_heads = q_window.shape, k_cache.shape[1]
@@ -214,7 +214,7 @@ def launch_decode(
 def _descriptors(k_cache: Tensor, v_cache: Tensor, config: DecodeConfig) -> tuple[TensorDescriptor, TensorDescriptor]:
     """Of K `[B, Hkv, pack, S // pack, D]` and V `[B, Hkv, S, D]`, in the kernel's tiles.
 
-    Keys of a last column that is not whole are left out: no whole tile has any.
+    Keys of an incomplete last column are left out: no whole tile has any.
     """
     batch, kv_heads, capacity, head_dim = k_cache.shape
     pack, columns, block_d = config.pack, config.block_n // config.pack, max(16, next_power_of_2(head_dim))

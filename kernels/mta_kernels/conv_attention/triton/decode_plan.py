@@ -19,7 +19,7 @@ class DecodeConfig:
     """Tile sizes of the decode kernel.
 
     A program reads tiles of `block_n` keys, `pack` of them to a column of products, for `heads` query heads;
-    `num_stages - 1` tiles are on the chip or on their way.
+    `num_stages - 1` tiles are in shared memory or in flight.
     """
 
     block_n: int
@@ -33,7 +33,7 @@ class DecodeConfig:
         return max(next_power_of_2(column_steps(key_taps, self.pack)), 16 // (self.pack * self.heads))
 
     def programs_per_sm(self, *, key_taps: int, block_d: int, element_size: int, shared_memory: int) -> int:
-        """How many an SM holds at a time, whose programs may have `shared_memory` bytes each; each takes 1 KiB more."""
+        """How many an SM holds at a time, if a program may have `shared_memory` bytes; each takes 1 KiB more."""
         needed = self.shared_memory(key_taps, block_d, element_size) - ROUNDED_UP + 1024
         return max(1, min(WARPS_PER_SM // self.num_warps, (shared_memory + 1024) // needed))
 
@@ -56,8 +56,8 @@ def column_steps(key_taps: int, pack: int) -> int:
 def bulk_pays(head_dim: int, group: int, element_size: int, compute_capability: tuple[int, int]) -> bool:
     """Whether steps on caches that the copy engine can read are faster if it does.
 
-    From Hopper on, with 16-bit numbers, unless query heads have a KV head each and rows are 128 bytes or less (measured
-    on an H200: there it costs up to 3 %, and saves up to a fifth elsewhere).
+    From Hopper on, with 16-bit numbers, unless query heads have a KV head each and rows are 128 bytes or less. On an
+    H200 the copy engine costs up to 3 % there, and saves up to a fifth elsewhere.
     """
     readable = compute_capability >= (9, 0) and element_size == 2 and head_dim % 8 == 0
     return readable and (head_dim > 64 or group > 1)
@@ -73,7 +73,7 @@ def decode_config(
     """
     large = _large_programs(key_taps, group, block_d, element_size, shared_memory)
     configs = []
-    # Small programs, measured on an H200: many of them hide each other's waits.
+    # Small programs, measured on an H200: many of them hide each other's latency.
     if large.heads == 1 and element_size == 2 and block_d <= 128:
         configs = [DecodeConfig(64, 2, 1, 2, 3), DecodeConfig(64, 1, 1, 2, 3)]
     elif small:
@@ -120,9 +120,9 @@ def choose_splits(sequences: int, max_length: int, group: int, sm_count: int, he
     """How many programs share the keys of a KV head, from 1 to 128, 64 keys each or more: see decision 20.
 
     There are `sequences` KV heads in the batch, each with `group` query heads; a program is for `heads` of them, and an
-    SM holds `programs_per_sm` at a time. With a KV head a query head, the fewest that give five programs on three SMs,
-    where that many fit, and one a KV head if that is three an SM already. Else the least of
-    `(keys a program + 128) (1 + 0.3 (n - 1)) waves`, n being how many run at a time on the SM that has most.
+    SM holds `programs_per_sm` at a time. Without grouped heads, the fewest splits that give 5 programs per 3 SMs,
+    if so many fit. If one split gives 3 programs per SM already, 1. Otherwise the splits with the least
+    `(keys a program + 128) (1 + 0.3 (n - 1)) waves`, where n programs at a time run on the fullest SM.
     """
     limit = min(MAX_SPLITS, max(1, max_length // 64))
     if group == 1 and programs_per_sm > 1:
@@ -142,9 +142,9 @@ def choose_splits(sequences: int, max_length: int, group: int, sm_count: int, he
 
 
 def newest_last(sequences: int, splits: int, group: int, sm_count: int) -> bool:
-    """Whether the programs of the newest keys come after those of all shares, not each KV head's before its shares.
+    """Whether the programs of the newest keys come after all shares, not each KV head's before its shares.
 
-    So they do, unless there are about five programs for three SMs: see decision 19.
+    True unless there are about five programs for three SMs: see decision 19.
     """
     few = sequences * (splits + 1) <= 2 * sm_count
     return not (group == 1 and few and 5 * sequences * splits >= 7 * sm_count)

@@ -6,7 +6,7 @@ A column of products stands for PACK consecutive keys, `r[(p, e), u] = sum_g qt[
 `r[b, y] = qt[b] . k[y]`, while the rows `(p, e)` fill the 16 rows that a tensor core multiplies anyway.
 
 Only the small program of a query head's newest keys (the tail) needs a mask on scores. Everything is in base-2 units:
-`factor = scale * log2(e)`. docs/design/triton-decode.md says what comes through the copy engine.
+`factor = scale * log2(e)`. docs/design/triton-decode.md lists what the copy engine reads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _conv_attention_decode_kernel(
     If BULK, k_desc `[B, Hkv, PACK, S // PACK, D]` and v_desc `[B, Hkv, S, D]` describe the same k and v.
     """
     if DEPENDENT_LAUNCH:
-        gdc_launch_dependents()  # the programs that merge may take their places, and wait
+        gdc_launch_dependents()  # programs of the merge may start, and wait
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     programs = GROUP + splits * head_blocks  # of one KV head; the first GROUP of them are the newest keys'
     sequence = tl.program_id(0) // programs
@@ -206,7 +206,7 @@ def _add_tile(
     rescale = tl.exp2(running_max - reference)
     running_sum = running_sum * rescale[:, None] + p
     accumulator *= _repeat_rows(rescale[:, None], OUT_ROWS)
-    if BULK:  # from the order of the scores to that of the keys
+    if BULK:  # from the order of the scores to the order of the keys
         p = p.reshape(HEADS, PACK, COLUMNS).permute(0, 2, 1).reshape(HEADS, BLOCK_N)
     p = _repeat_rows(p, OUT_ROWS).to(v_tile.dtype)
     return r, tl.dot(p, v_tile, accumulator, input_precision=PRECISION), new_max, running_sum

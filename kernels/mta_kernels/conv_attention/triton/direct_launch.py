@@ -28,7 +28,7 @@ class LaunchReplay:
 
     def __init__(self, compiled: CompiledKernel, programs: int, constants: Sequence[Any]) -> None:
         run = compiled.run
-        # No scratch, of two kinds, and no hooks, of two kinds, with nothing to tell them.
+        # Neither kind of scratch, neither hook, and no metadata for hooks.
         scratch, hooks, metadata = (None, None), (None, None, None), compiled.packed_metadata
         options = [compiled.function, run.launch_cooperative_grid, run.launch_pdl]
         self.launcher = launcher = _launcher_in_c(run.launch)
@@ -52,7 +52,7 @@ class LaunchReplay:
         found = [self._programs, 1, 1, stream, *self._options]
         descriptors = iter(self._descriptors)
         for x in args:
-            if type(x) is int:  # most are, and for them no more is asked
+            if type(x) is int:  # most are, and need no other test
                 found.append(x)
             elif isinstance(x, Tensor):
                 found.append(x.data_ptr())

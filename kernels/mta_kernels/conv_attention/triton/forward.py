@@ -24,11 +24,11 @@ from mta_kernels.conv_attention.triton.prepare import Prepared, dot_precision, p
 from mta_kernels.gpu_limits import compiled_capability, tile_limits
 from mta_kernels.operation import Operation
 
-# On Hopper: bytes of expanded keys of the heads whose programs take turns, half of its L2; and the most columns of a
-# tile at the diagonal, of whose products the mask throws away fewer the narrower it is.
+# On Hopper: bytes of expanded keys of the heads whose programs run together, half of its L2. And the most columns of a
+# tile at the diagonal: the narrower the tile, the fewer products the mask discards.
 KEYS_IN_L2, MASKED_COLUMNS = 24 * 2**20, 128
-# Causal calls of fewer keys have no wider tiles anywhere: those leave more keys to the loop at the diagonal, whose
-# pipeline is short. With 1024 keys of 128 they take 19 % longer on an H200, and are the faster from 4096 on.
+# Causal calls of fewer keys have no wider tiles anywhere: wide tiles leave more keys to the loop at the diagonal, whose
+# pipeline is short. On an H200 they take 19 % longer with 1024 keys of 128, and are faster from 4096 on.
 KEYS_OF_WIDE_TILES = 2048
 
 
@@ -36,8 +36,8 @@ KEYS_OF_WIDE_TILES = 2048
 class ForwardConfig:
     """Tile sizes of the forward.
 
-    `num_stages` is the depth of the copy pipeline, `masked_stages` that of the few tiles at the diagonal where these
-    have a loop of their own: not with queries in registers.
+    `num_stages` is the depth of the copy pipeline, `masked_stages` its depth for the few tiles at the diagonal.
+    These have a loop of their own unless registers hold the queries.
     """
 
     block_m: int
@@ -71,8 +71,8 @@ def conv_attention_forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Conv attention of `q [B, Hq, M, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`.
 
-    The queries are the last M of N positions; the convolution sees zeros above their first row. `head_chunk` query
-    heads are worked on at a time, all if 0: the scratch memory is theirs alone. `spans [2, N]` int32 limits row i
+    The queries are the last M of N positions; the convolution sees zeros above their first row. Computes `head_chunk`
+    query heads at a time, all if 0: the scratch memory is theirs alone. `spans [2, N]` int32 limits row i
     to the keys from `spans[0, i]` to before `spans[1, i]`, both nondecreasing, for M = N; k and v should be zeros
     where the convolution reaches past a span.
     Returns out `[B, Hq, M, D]`, in the dtype of q, and the logsumexp of each row of convolved scores, `[B, Hq, M]`
@@ -105,7 +105,7 @@ def _forward_heads(
 
 
 def heads_at_once(prepared: Prepared, causal: bool) -> int:
-    """Heads whose programs take turns: on Hopper, where causal, as many as L2 has room for their keys; else one."""
+    """Heads whose programs run together: on Hopper, if causal, as many as L2 has room for their keys; else one."""
     keys = prepared.keys
     if not causal or compiled_capability(keys.device) != (9, 0):
         return 1

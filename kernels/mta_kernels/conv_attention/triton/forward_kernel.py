@@ -104,7 +104,7 @@ def _conv_attention_fwd_kernel(
                        CAUSAL, SPANS, BAND, BLOCK_N, True)  # fmt: skip
         p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, unit, SUMS_IN_THREADS)
         accumulator = tl.dot(p.to(v.dtype), v, accumulator * rescale[:, None])
-        if end < 0:  # Never. What has one use is moved there: a second one keeps the loads of the queries outside.
+        if end < 0:  # Never. With one use the compiler would move the loads of the queries into the loop.
             scores = _add_slice(scores, q_head, k_head_desc, k_head, end, 0, HEAD_DEPTH)
             scores = _add_slice(scores, q_tail, k_desc, k_head, end, HEAD_DEPTH, BLOCK_DEPTH)
             running_max = tl.max(scores, 1)
@@ -144,9 +144,9 @@ def _conv_attention_fwd_kernel(
 
 @triton.jit
 def _place_of_program(query_rows, heads_at_once, all_heads, BLOCK_M: tl.constexpr):
-    """Its head, of all of the batch, and its first query.
+    """A program's head, counted over the batch, and its first query.
 
-    Some heads at a time, whose keys stay in L2. Causal blocks near the end have the most keys: start with them.
+    The keys of `heads_at_once` heads stay in L2. Causal blocks near the end have the most keys: start with them.
     """
     query_blocks = tl.cdiv(query_rows, BLOCK_M)
     first_head = tl.program_id(0) // (heads_at_once * query_blocks) * heads_at_once
@@ -232,7 +232,7 @@ def _in_registers(q_desc, batch_head, first_query, start, one, WIDTH: tl.constex
 
 @triton.jit
 def _add_slice(scores, q, k_desc, k_head, first_key, start, WIDTH: tl.constexpr):
-    """`scores` and the product of a slice of the queries with that of the keys."""
+    """`scores` plus the product of a slice of the queries with the same slice of the keys."""
     if WIDTH > 0:
         k = k_desc.load([k_head, first_key, start]).reshape(scores.shape[1], WIDTH)
         scores = tl.dot(q, k.T, scores)
@@ -244,11 +244,11 @@ def _mask(
     scores, unit, band_rows, query, inside, first_key, first_seen, seen_end, query_rows, key_rows,
     CAUSAL: tl.constexpr, SPANS: tl.constexpr, BAND: tl.constexpr, BLOCK_N: tl.constexpr, UNROLLED: tl.constexpr,
 ):  # fmt: skip
-    """A tile of scores with those of the band in place, and -inf for keys that a query does not see.
+    """A tile of scores with the band's scores in place, and -inf for keys that a query does not see.
 
-    `band_rows [BLOCK_M]` points to the rows of the band. It is put in by diagonals: a number a row, spread over the
-    columns, needs no change of layout. UNROLLED is for a loop that is to be pipelined, which can have no other within;
-    tiles that fill the registers have no room for it.
+    `band_rows [BLOCK_M]` points to the rows of the band. It is inserted by diagonals: a number a row, spread over the
+    columns, needs no change of layout. UNROLLED is for a pipelined loop, which cannot contain another loop; tiles that
+    fill the registers have no room for it.
     """
     key = first_key + tl.arange(0, BLOCK_N)
     if CAUSAL:
@@ -281,8 +281,8 @@ def _put_diagonal(scores, down, band_rows, inside, last_column, diagonal, BLOCK_
 def _softmax(running_max, running_sum, scores, unit, SUMS_IN_THREADS: tl.constexpr):
     """Online softmax (arXiv 2205.14135) of one more tile of scores, in base 2 when they are multiplied by `unit`.
 
-    Gives `p`, by what sums so far are rescaled, and the new running maximum and sum. SUMS_IN_THREADS keeps four sums a
-    row, of the columns that one thread holds in the layout of a product: threads exchange no sums until the end.
+    Returns `p`, the factor that rescales earlier sums, and the new running maximum and sum. SUMS_IN_THREADS keeps four
+    sums a row, of the columns that one thread holds in the layout of a product: threads exchange no sums until the end.
     """
     new_max = tl.maximum(running_max, tl.max(scores, 1))
     p = tl.exp2((scores - new_max[:, None]) * unit)

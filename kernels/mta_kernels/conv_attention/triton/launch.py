@@ -1,4 +1,4 @@
-"""Launches that skip Triton's own look at every argument where the same call was seen before."""
+"""Launches that skip Triton's own inspection of every argument if the same call was seen before."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def launch(kernel: Any, programs: int, signature: Hashable, *args: Any, **option
     """`kernel[(programs,)](*args, **options)`, where options are constants in the kernel's order, then launch options.
 
     Calls of one kernel with equal signature, whole numbers and options must agree in the dtypes of their tensors and
-    in which of these begin at multiples of 16 bytes: see `call_signature`. Gives what launches it once more, if that is
-    known.
+    in which of these begin at multiples of 16 bytes: see `call_signature`. Returns the replay of the launch, if it
+    has one.
     """
     if (recorder := planned.recorder()) is not None:
         recorder.triton(kernel, (programs,), args, options)
@@ -72,8 +72,8 @@ def next_power_of_2(number: int) -> int:
 def call_signature(*tensors: Tensor | None, options: Hashable = ()) -> int:
     """A number for what Triton specializes on: equal for equal devices, dtypes, shapes, strides and options.
 
-    And for addresses that are multiples of 16, or are not. What was forgotten has another number when it comes back:
-    none stands for two.
+    Addresses matter only by whether they are multiples of 16. A signature that was forgotten gets a new number when it
+    comes back: no number stands for two.
     """
     seen = (
         options,
@@ -87,9 +87,9 @@ def call_signature(*tensors: Tensor | None, options: Hashable = ()) -> int:
 
 
 def dependent_launches(x: Tensor) -> bool:
-    """Whether a kernel on x may take its place while the one before it finishes, for which it waits: Hopper on.
+    """Whether a kernel on x may start while the previous one finishes, and wait for it inside: from Hopper on.
 
-    Every kernel of a chain waits, so that what was launched before it all is done too.
+    Every kernel of a chain waits, so all launches before the chain are done, too.
     """
     return x.is_cuda and compiled_capability(x.device)[0] >= 9
 

@@ -19,7 +19,7 @@ from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, dependent_launches, launch, next_power_of_2
 from mta_kernels.operation import Operation
 
-# Between natural units and those of base 2.
+# Natural units times this are base-2 units.
 LOG2_E = tl.constexpr(math.log2(math.e))
 LN_2 = tl.constexpr(math.log(2.0))
 
@@ -29,8 +29,8 @@ class Prepared:
     """The inputs of the fused kernels, for queries that are the last M of N positions.
 
     `queries [B*Hq, M, depth]` and `keys [B*H, N, depth]`, one of them a view of overlapping rows, the other
-    with the taps folded in; their products are the convolved scores in base-2 units. In fp16 they are so when they are
-    multiplied by `units [B*Hq]` float32, powers of two. `values [B, Hkv, N, D]`.
+    with the taps folded in; their products are the convolved scores in base-2 units. In fp16 that needs a factor,
+    `units [B*Hq]` float32, powers of two. `values [B, Hkv, N, D]`.
     `band [B*Hq, M, pitch]` float32, of which the first `band_width` columns count.
     """
 
@@ -113,8 +113,8 @@ def _pad_rows(
 def fold_unit(taps, factor):
     """A power of two: `factor` times numbers times taps, added up and divided by it, are no larger than the numbers.
 
-    `taps` is the sum of the taps' magnitudes, or the largest of several such sums. The numbers have no say, so that a
-    later token or another document changes no bit.
+    `taps` is the sum of the taps' magnitudes, or the largest of several such sums. The numbers themselves do not
+    matter, so that a later token or another document changes no bit.
     """
     bound = tl.maximum(taps, 2.0**-40) * tl.abs(factor)
     return power_of_two_above(tl.minimum(tl.maximum(bound, 2.0**-100), 2.0**120))
@@ -128,7 +128,7 @@ def power_of_two_above(x):
 
 @triton.jit
 def scale_taps(weight, taps, factor):
-    """The weight in float32 with a power of two of `factor`: its parts of 16 bits are within the range of these."""
+    """The weight in float32 with a power of two of `factor`: its 16-bit parts are in the range of their dtype."""
     unit = power_of_two_above(tl.maximum(taps, 2.0**-40)) * 2.0**-14
     return weight.to(tl.float32) * (1.0 / unit), factor * unit
 
@@ -144,10 +144,10 @@ def _expand(
 ):  # fmt: skip
     """`out[r, t] = factor * sum_s weight[h, t, s] * x[r - rows_above + s]`; out `[B*Hq, rows, TAPS, PITCH]`.
 
-    With units, out is over that of its head, `fold_unit`.
-    On the tensor cores: 16 rows of every tap at once are a banded matrix `[taps x rows, source rows]`, the same for
-    every block of rows, times BLOCK_SOURCE rows of x. SPLIT_WEIGHT keeps float32 weights exact enough as the sum of
-    two 16-bit ones.
+    With units, out is divided by its head's, `fold_unit`.
+    On the tensor cores: 16 rows of every tap at once are a banded matrix `[taps x rows, source rows]` times
+    BLOCK_SOURCE rows of x. The matrix is the same for every block of rows. SPLIT_WEIGHT keeps float32 weights exact
+    enough as the sum of two 16-bit ones.
     """
     BLOCK_ROWS: tl.constexpr = 16
     column_blocks = tl.cdiv(PITCH, BLOCK_D)
@@ -278,7 +278,7 @@ def _load_rows(x_ptr, row, dim, stride_n, stride_d, rows, dims):
 
 
 def prepare(operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, signature: Hashable) -> Prepared:
-    """Make the inputs of the fused kernels from those of `conv_attention`.
+    """Make the inputs of the fused kernels from the inputs of `conv_attention`.
 
     The queries `q [B, Hq, M, D]` are the last M of the N positions of `k, v [B, Hkv, N, D]`.
     """
