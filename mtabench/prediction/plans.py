@@ -34,9 +34,9 @@ def splits_of(case: Case) -> int | None:
 def kernels_of(case: Case) -> tuple[str, ...]:
     """The kernels of this project that a call launches on this GPU, each once; none on a CPU or of other projects."""
     ours = case.layers is None and (implementation_of(case).planned or case.impl == "auto")
-    return (
-        plan_of(case, gpu_like(torch.device("cuda"))).names("cuda", "triton") if ours and case.device == "cuda" else ()
-    )
+    if not ours or case.device != "cuda" or not torch.cuda.is_available():
+        return ()
+    return plan_of(case, gpu_like(torch.device("cuda"))).names("cuda", "triton")
 
 
 def _tensors(inputs: Inputs) -> list[Tensor]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from written_runs import WITH_TIME, case, rounds, write_run
+from written_runs import WITH_TIME, case, rounds
 
 from mtabench.comparing.compare import compare, judge, parse_threshold
 from mtabench.comparing.inference import LogRatios
@@ -146,15 +146,6 @@ def test_the_threshold_is_the_change_that_counts(mtabench, pair):
     pair(head={case(64): rounds(1.03, seed=20)})
     assert [mtabench("compare", "base.csv", "head.csv", "--threshold", t)[0] for t in ("1%", "2 %", "5%")] == [1, 1, 0]
     assert parse_threshold("0.5%") == pytest.approx(0.005)
-
-
-def test_decode_files_from_before_splits_could_be_swept(tmp_path):
-    """Their rows and their samples leave the splits of `triton` empty; a row read now has auto."""
-    old = case(64, "triton", pass_="decode", splits=None)
-    write_run(tmp_path / "old.csv", {old: rounds(1.0)})
-    write_run(tmp_path / "new.csv", {case(64, "triton", pass_="decode", splits="auto"): rounds(1.1)}, run_id="new")
-    (found,) = compare(read_run(tmp_path / "old.csv"), read_run(tmp_path / "new.csv"), 0.02).cells
-    assert found.verdict == "slower"
 
 
 def test_what_passes_although_it_is_in_doubt_is_said(mtabench, pair):

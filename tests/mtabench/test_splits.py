@@ -1,6 +1,7 @@
 """How good auto's splits are, from rows as a sweep has them and as a file gives them back."""
 
 import pytest
+import torch
 
 from mta_kernels.operation import Operation
 from mtabench.prediction import plans
@@ -58,6 +59,7 @@ def test_lines_name_the_splits():
 )
 def test_a_row_names_the_kernels_of_its_plan(monkeypatch, impl, kernels):
     monkeypatch.setattr(plans, "gpu_like", lambda device: plans.H200)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     case = Case("fwd", impl, Operation.of((6, 11), 64), "bf16", 1, 16, 16, 4096, 64, None, "cuda")
     rows = [cell_row(case, RunFacts("first", "", {}), status) for status in ("ok", "oom")]
     assert [row["kernels"] for row in rows] == [kernels, None]
