@@ -209,7 +209,7 @@ def test_the_command_and_those_that_read_its_file(command, tmp_path):
     assert command("plot", "a.csv", "--kind", "overhead", "--formats", "svg", "--out", "charts")[0] == 0
     assert (tmp_path / "charts/train-overhead.svg").exists()
     assert command("report", "a.csv")[0] == 0
-    assert "Training step: eager takes" in (tmp_path / "a-report.html").read_text()
+    assert "Training step: eager " in (tmp_path / "a-report.html").read_text()
 
 
 @pytest.mark.parametrize(
