@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from mtabench import options as o
-from mtabench.cluster_options import ClusterOptions
 from mtabench.errors import UsageError
 from mtabench.exit_handling import run_and_exit
 from mtabench.help import App
-from mtabench.options import Options
+from mtabench.options import ClusterOptions, Options
 from mtabench.problem.case import KERNEL_PASSES, MODEL
 from mtabench.sweeps.plan import check_axes, usual_axes
 
@@ -305,7 +304,7 @@ def init(
 
 def _sweep_words(words: list[str]) -> Any:
     """PASS and the options of a sweep, checked by the command that they are for."""
-    from mtabench.comparing.sweep_words import SweepWords
+    from mtabench.comparing.pairs import SweepWords
 
     pass_, options = words[0], words[1:]
     if pass_ not in (*KERNEL_PASSES, MODEL):

@@ -47,7 +47,8 @@ def torch_build() -> TorchBuild:
 
 def resolve_device(name: str) -> str:
     """ "cuda" or "cpu" for "auto", "cuda" or "cpu"; raises UsageError for a device that is not there."""
-    check_device_name(name)
+    if name not in ("auto", "cuda", "cpu"):
+        raise UsageError(f"there is no device {name!r}; expected auto, cuda or cpu")
     if name == "cpu" or _has_gpu():
         return "cuda" if name == "auto" else name
     if name == "auto":
@@ -61,12 +62,6 @@ def let_triton_interpret(device: str) -> None:
     """On a CPU, let Triton's interpreter run its kernels, those of a file as well; Triton asks as they are imported."""
     if device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
-
-
-def check_device_name(name: str) -> None:
-    """Raise UsageError for what --device does not take."""
-    if name not in ("auto", "cuda", "cpu"):
-        raise UsageError(f"there is no device {name!r}; expected auto, cuda or cpu")
 
 
 def _has_gpu() -> bool:

@@ -20,7 +20,7 @@ import torch
 
 from mtabench.environment import GpuSensor
 from mtabench.errors import UsageError
-from mtabench.measuring.caches import cache_flush
+from mtabench.measuring.samplers import cache_flush
 from mtabench.measuring.timing import Lane, Settings, Timed, synchronize
 
 PACKAGE = "cuda.bench"

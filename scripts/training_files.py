@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mtabench.charts import stamp
-from mtabench.charts.labels import naming
+from mtabench.charts.lines import naming
 from mtabench.charts.panels import Line
 from mtabench.charts.style import LIGHT, Look
 from mtabench.implementations import Style

@@ -16,7 +16,7 @@ import torch
 from mta_kernels.conv_attention.triton.decode import conv_attention_decode
 from mta_kernels.operation import Operation
 from mta_kernels.plan import plan
-from mtabench.static.absent_gpu import compiled, compiles_for
+from mtabench.static.compiling import compiled, compiles_for
 from mtabench.static.limits import limits_of
 from mtabench.static.machine_code import spills_of
 

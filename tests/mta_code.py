@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from dataclasses import replace
 from functools import partial
 
@@ -22,11 +23,20 @@ from mta_kernels.multi_token_attention.triton.chunks import chunks
 from mta_kernels.multi_token_attention.triton.forward import mixed_attention_forward
 from mta_kernels.multi_token_attention.triton.rows import mix_rows
 from mta_kernels.plan import plan
-from mtabench.static.absent_gpu import compiled, compiles_for
+from mtabench.static import machine_code
+from mtabench.static.compiling import compiled, compiles_for
 from mtabench.static.limits import limits_of
-from mtabench.static.machine_code import disassembly_of, usage_of
+from mtabench.static.machine_code import tool, usage_of
 
 tensor = partial(torch.empty, device="meta")
+
+
+def disassembly_of(cubin):
+    """The SASS of a cubin."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return machine_code.run(tool("nvdisasm"), "-c", file.name)
 
 
 def run(

@@ -36,9 +36,9 @@ if __name__ == "__main__":
     if name == "fwd":
         sys.exit(measure("mtabench", words, Path.cwd(), {}, print))
     if name in ("ab", "history"):
-        from mtabench.comparing import pairs, sweep_words
+        from mtabench.comparing import pairs
 
-        pairs.run_module, sweep_words.SweepWords.plan, sweep_words.announce = measure, plan, lambda *_: None
+        pairs.run_module, pairs.SweepWords.plan, pairs.announce = measure, plan, lambda *_: None
     from mtabench.cli import main
 
     main()

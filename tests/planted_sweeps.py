@@ -3,8 +3,7 @@
 from mtabench import registry
 from mtabench.environment import describe
 from mtabench.implementations import Implementation
-from mtabench.measuring.ceilings import Ceilings
-from mtabench.measuring.kept_ceilings import keep_ceilings
+from mtabench.measuring.ceilings import Ceilings, keep_ceilings
 from mtabench.measuring.timing import Settings
 from mtabench.prediction import plans
 from mtabench.results.results_file import read_results

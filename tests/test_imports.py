@@ -17,26 +17,25 @@ KINDS = sorted(f"charts.kinds.{path.stem}" for path in (ROOT / "mtabench/charts/
 PURE = (
     *KINDS,
     "charts", "console", "exit_handling", "errors", "escaping", "json_output", "palette", "registry", "tables",
-    "charts.ceilings", "charts.chart", "charts.data", "charts.embedded", "charts.findings",
-    "charts.heatmap",
-    "charts.kinds", "charts.labels", "charts.lines", "charts.panels", "charts.rows", "charts.style", "charts.text",
-    "cluster_options", "cluster.dask_cluster", "cluster.local", "cluster.worker",
+    "charts.ceilings", "charts.chart", "charts.data", "charts.findings",
+    "charts.kinds", "charts.lines", "charts.panels", "charts.style", "charts.text",
+    "cluster.dask_cluster", "cluster.worker",
     "commands.compare", "commands.dashboard",
     "commands.plot", "commands.report", "commands.results", "commands.show",
     "comparing.compare",
-    "comparing.comparison_reports", "comparing.inference", "comparing.reporting",
+    "comparing.inference", "comparing.reporting",
     "comparing.revisions", "dashboard.changes", "dashboard.data", "dashboard.findings", "dashboard.histories",
-    "dashboard.yardstick", "measuring.settled", "measuring.statistics",
+    "measuring.settled", "measuring.statistics",
     "pages.page",
     "prediction.devices", "prediction.memory", "prediction.predict", "prediction.roofline",
     "problem.axes", "problem.case", "problem.layers", "problem.operations",
-    "problem.work", "profiling.ncu_report", "profiling.verdict",
-    "report.data", "report.findings", "report.page",
+    "problem.work", "profiling.ncu_report", 
+    "report.data", 
     "results.cell_names", "results.columns", "results.csv_reading", "results.rows",
-    "results.fields", "results.lock",
-    "results.memory_tables", "results.merging", "results.outputs", "results.result_view", "results.results_file",
-    "results.runs", "results.shown", "results.row_filter", "results.writer", "static.baseline",
-    "static.limits", "static.occupancy", "static.records", "static.shapes",
+    "results.fields", 
+    "results.outputs", "results.result_view", "results.results_file",
+    "results.runs", "results.row_filter", "results.writer", 
+    "static.limits", "static.records", "static.shapes",
 )  # fmt: skip
 LIGHT_KERNELS = {
     "mta_kernels",
@@ -66,7 +65,7 @@ LAYERS = (
     "environment implementations tables",
     "measuring registry static",
     "checking options prediction",
-    "cluster_options help results transformer",
+    "help results transformer",
     "charts dashboard profiling sweeps",
     "cluster comparing report",
     "commands",
@@ -245,7 +244,7 @@ def test_arrows_between_packages_point_down():
 
 def test_an_arrow_that_is_turned_round_is_found():
     assert upward("mtabench.problem.work", {"mtabench.problem.case", "mtabench.sweeps.plan"}) == {"sweeps"}
-    assert upward("mtabench.charts.style", {"mtabench.report.page"}) == {"report"}
+    assert upward("mtabench.charts.style", {"mtabench.report.data"}) == {"report"}
 
 
 # What asks a backend, and may know none by its folder: `backends` lists them.

@@ -131,7 +131,7 @@ def _kept(cells: pd.DataFrame) -> list[Ceilings]:
     for folder, device, driver, torch, dtype in places.itertuples(index=False, name=None):
         path = Path(folder) / FILE_NAME
         if path.exists():
-            from mtabench.measuring.kept_ceilings import read_ceilings  # here, because it loads torch
+            from mtabench.measuring.ceilings import read_ceilings  # here, because it loads torch
 
             kept = read_ceilings(path, {"device": device, "driver": driver, "torch": torch}).get(dtype)
             found += [kept] if kept else []

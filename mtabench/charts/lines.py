@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from mtabench.charts.chart import PANEL_INCHES, Chart, columns_of
-from mtabench.charts.labels import ROW_INCHES, names_width, naming
-from mtabench.charts.panels import Line, Panel, broken, failure_note
+from mtabench.charts.panels import Line, Panel, broken, check_panels, failure_note
 from mtabench.charts.style import Look
-from mtabench.charts.text import caption, length_label, unsettled_note
+from mtabench.charts.text import caption, fitted, inches, length_label, shortened, unsettled_note
 from mtabench.implementations import Style
+from mtabench.measuring.settled import UNSETTLED
 from mtabench.problem.axes import short
 from mtabench.problem.operations import NO_PAGES
 
@@ -24,6 +24,13 @@ AUTO_NOTE = "stars: what auto chose"
 YARDSTICK_NOTE = "dashed grey: plain attention, which does less work; a yardstick, not a rival"
 LEAST_DECADES = 0.75
 AUTO: dict[str, Any] = {"linestyle": "none", "marker": "*", "markersize": 12}
+SIZE = 8.0  # points
+ROW_INCHES = 0.15  # that a name takes
+MOST_INCHES = 1.5  # of a name, which loses its middle beyond
+GAP = 0.1  # inches between a line and its name
+NEAR = 0.1  # of the axes' width: a line that ends further from the right edge is led to its name by dots
+LABEL_SIZE = 8.5
+MARGIN_INCHES = 0.9  # above and below the rows
 
 
 @dataclass(frozen=True)
@@ -57,8 +64,10 @@ def line_chart(
     `over` draws what is the same in each panel; `styles` are those of lines that are no implementations; `place` says
     in words what values of the x axis are.
     """
-    xs = _places(shown)
-    x_limits, y_limits = _x_limits(xs), _y_limits(shown, y_axis)
+    of_auto = {line.auto[0] for panel in shown for line in panel.lines if line.auto}
+    xs = sorted(of_auto.union(*(panel.places for panel in shown)))
+    margin = (xs[-1] / xs[0]) ** 0.06 if len(xs) > 1 else 2.0
+    x_limits, y_limits = (xs[0] / margin, xs[-1] * margin), _y_limits(shown, y_axis)
     height = max(AXES_HEIGHT, *(ROW_INCHES * len(panel.lines) for panel in shown))
     lines = [line for panel in shown for line in panel.lines]
     labels = {line.label for line in lines}
@@ -127,17 +136,6 @@ def log_ticks(axis: Any, decades: float, sign: str = "") -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}{sign}"))
 
 
-def _places(shown: Sequence[Panel]) -> list[float]:
-    """Where something stands on the x axis, in order."""
-    of_auto = {line.auto[0] for panel in shown for line in panel.lines if line.auto}
-    return sorted(of_auto.union(*(panel.places for panel in shown)))
-
-
-def _x_limits(xs: list[float]) -> tuple[float, float]:
-    margin = (xs[-1] / xs[0]) ** 0.06 if len(xs) > 1 else 2.0
-    return xs[0] / margin, xs[-1] * margin
-
-
 def _set_x_axis(axes: Axes, xs: list[float], limits: tuple[float, float]) -> None:
     powers = [x for x in xs if int(x).bit_count() == 1]
     ticks = xs if len(xs) <= MAX_TICKS or len(powers) < 2 else powers
@@ -190,3 +188,122 @@ def _draw_line(axes: Axes, line: Line, places: set[float], look: Look) -> None:
         axes.plot(line.x[line.hollow], line.y[line.hollow], gid=gid, **look.hollow(line.impl))
     if line.auto:
         axes.plot(*line.auto, color=colour, markeredgecolor=look.theme.ink, zorder=3, **AUTO)
+
+
+def names_width(names: Iterable[str]) -> float:
+    """The room in inches that the names take beside a panel."""
+    return max((inches(_fitted(name), SIZE) + GAP for name in names), default=0.0)
+
+
+def naming(axes: Axes, lines: Sequence[Line], labels: Iterable[str], look: Look) -> Callable[[], None]:
+    """Keep room right of the axes for the names that all panels have, and return what writes those of `lines`.
+
+    It is called once the axes have their place. The names stand in the order of the lines' ends, none on another.
+    """
+    widest = max(map(_fitted, labels), key=lambda name: inches(name, SIZE), default="")
+    outside: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": SIZE}
+    room = axes.annotate(widest, (1, 0.5), (GAP * 72, 0), color=axes.get_facecolor(), **outside)
+
+    def finish() -> None:
+        room.remove()
+        ends = [(line, *end) for line in lines if (end := _end(axes, line)) is not None]
+        ends.sort(key=lambda end: -end[2])
+        box, figure = axes.get_window_extent(), axes.get_figure(root=True)
+        assert figure is not None
+        width, height = box.width / figure.dpi, box.height / figure.dpi
+        heights = spread_out([y * height for _, _, y in ends], ROW_INCHES, 0, height)
+        for (line, x, y), at in zip(ends, heights, strict=True):
+            away = 1 - x > NEAR or abs(at - y * height) > 0.3 * ROW_INCHES
+            _write(axes, line, look, (1 + GAP / width, at / height), (x, y) if away else None)
+
+    return finish
+
+
+def spread_out(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places as near to `wanted`, which falls, as they can be `gap` apart, between `low` and `high` if they all fit.
+
+    Neighbours that would touch form a block around their mean.
+    """
+    blocks: list[list[float]] = []  # the sum of what each block's first place is wanted to be, and its members
+    for place in wanted:
+        blocks.append([place, 1])
+        while len(blocks) > 1 and _top(blocks[-2]) - blocks[-2][1] * gap < _top(blocks[-1]):
+            total, count = blocks.pop()
+            blocks[-1][0] += total + blocks[-1][1] * gap * count
+            blocks[-1][1] += count
+    places = [_top(block) - i * gap for block in blocks for i in range(int(block[1]))]
+    for i, place in enumerate(places):  # from the top, then from the bottom
+        places[i] = min(place, high - i * gap)
+    for i, place in enumerate(reversed(places)):
+        places[-1 - i] = max(place, low + i * gap)
+    return places
+
+
+def _top(block: Sequence[float]) -> float:
+    return block[0] / block[1]
+
+
+def _fitted(name: str) -> str:
+    return fitted(shortened(name), MOST_INCHES, SIZE)
+
+
+def _end(axes: Axes, line: Line) -> tuple[float, float] | None:
+    """A line's last point as shares of the axes, None without any."""
+    known = np.flatnonzero(np.isfinite(line.x) & np.isfinite(line.y))
+    if not len(known):
+        return None
+    x, y = (axes.transData - axes.transAxes).transform((line.x[known[-1]], line.y[known[-1]]))
+    return float(x), float(y)
+
+
+def _write(
+    axes: Axes, line: Line, look: Look, at: tuple[float, float], end: tuple[float, float] | None
+) -> None:  # fmt: skip
+    """The name, with a thin line from the line's `end` where that is somewhere else; places are shares of the axes."""
+    gid = look.gid(line.rows)
+    places: dict[str, Any] = {"transform": axes.transAxes, "va": "center_baseline"}
+    axes.text(*at, _fitted(line.label), fontsize=SIZE, color=look.text(line.impl), gid=gid, **places)
+    if end is None:
+        return
+    style: dict[str, Any] = {"color": look.colour(line.impl), "linewidth": 0.6, "alpha": 0.7}
+    style |= {"arrowstyle": "-", "shrinkA": 1.5, "shrinkB": 3}
+    style["linestyle"] = (0, (1, 3)) if end[0] < 1 - NEAR else "-"  # no part of a line that ends inside
+    leader = axes.annotate("", end, at, xycoords="axes fraction", annotation_clip=False, arrowprops=style)
+    if leader.arrow_patch:
+        leader.arrow_patch.set_gid(gid)
+
+
+@dataclass(frozen=True)
+class NamedRows:
+    """A panel. Each row has `impl`, `label`, a `value`, half its interval as a part of it, and `unsettled`."""
+
+    title: str
+    rows: pd.DataFrame
+
+
+def rows_chart(
+    title: str, caption: list[list[str]], panels: Sequence[NamedRows],
+    draw: Callable[[Axes, NamedRows, Look], None], x_label: str, width: float, row_inches: float,
+) -> Chart:  # fmt: skip
+    """The chart of these panels, of which axes and numbers are `width` inches wide."""
+    check_panels(len(panels))
+    lines = (line for panel in panels for label in panel.rows["label"] for line in label.split("\n"))
+    height = row_inches * max(len(panel.rows) for panel in panels) + MARGIN_INCHES
+    size = width + max(inches(line, LABEL_SIZE) for line in lines), height
+    columns = min(len(panels), 2)
+    return Chart(title, caption, panels, draw, x_label, columns=columns, panel_inches=size, shared_axes=False)
+
+
+def name_rows(axes: Axes, panel: NamedRows, look: Look, grid: str) -> None:
+    """Axes with a place for each row, the first on top."""
+    axes.set_ylim(len(panel.rows) - 0.5, -0.5)
+    axes.set_yticks(range(len(panel.rows)), panel.rows["label"], fontsize=LABEL_SIZE)
+    plain_axes(axes, look, grid=grid)
+    axes.tick_params(axis="y", length=0)
+
+
+def write_number(axes: Axes, text: str, place: tuple[float, int], unsettled: bool, look: Look) -> None:
+    """A number right of a place, over the grid; one that did not settle has its mark."""
+    box: dict[str, Any] = {"facecolor": look.theme.paper, "edgecolor": "none", "pad": 0.5}
+    at: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": LABEL_SIZE, "bbox": box}
+    axes.annotate((UNSETTLED if unsettled else "") + text, place, (8, 0), **at)

@@ -8,7 +8,6 @@ result, since rounding errors of thousands of numbers hide that all of them are 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
 from mta_kernels.multi_token_attention import multi_token_attention_reference
-from mta_kernels.operation import Operation
 from mta_ladder import attention_reference
 from mtabench.checking.sample import CONVOLUTIONS, backward_sample, decode_sample, forward_sample
 from mtabench.implementations._calls import mta_call
@@ -191,7 +189,9 @@ class Oracle:
             reason = _beyond(name, error, self._bounds[name])
             if reason:
                 return Check(False, largest, self._bounds[name].tolerance, reason)
-        if "out" in named and is_average(self._case.operation):
+        operation = self._case.operation
+        after_softmax = operation.post_conv, operation.post_mix, operation.norm, operation.gate
+        if "out" in named and not any(after_softmax):
             slack = self._bounds["out"].row_tolerance
             outside = outside_values(named["out"].detach(), self._inputs.v.detach(), slack)
             if outside.any():
@@ -267,11 +267,6 @@ def sum_floor(case: Case, numbers: int) -> float:
     return factor * torch.finfo(torch.float32).eps / 2 * math.sqrt(run / 2)
 
 
-def is_average(operation: Operation) -> bool:
-    """Whether outputs are averages of the rows of v: nothing follows the softmax."""
-    return not any((operation.post_conv, operation.post_mix, operation.norm, operation.gate))
-
-
 def outside_values(out: Tensor, v: Tensor, slack: float) -> Tensor:
     """Where `out [B, Hq, M, D]` is no average of the rows of `v [B, Hkv, N, D]`, with `slack` relative to v."""
     low, high = v.amin(2, keepdim=True), v.amax(2, keepdim=True)
@@ -338,7 +333,7 @@ def _backward(case: Case, inputs: Inputs, seed: int) -> dict[str, Bound]:
                     total += gradients[name]
     kept = torch.cat([heads.query_heads.flatten() for heads in sample.chunks]).unique()
     for name, total in exact_sums.items():
-        pick = partial(_taps_of, kept) if name in CONVOLUTIONS else _mixing_rows
+        pick = (lambda gradient: gradient[kept].flatten(1)) if name in CONVOLUTIONS else _mixing_rows
         bounds[GRADIENTS[name]].add(pick, pick(total), pick(eager_sums[name]))
     if "gate_bias" in exact_sums:
         bounds[GRADIENTS["gate_bias"]].least = math.sqrt(squares)
@@ -358,10 +353,6 @@ def _bias_terms(case: Case, x: Inputs, blocks: Iterable[tuple[int, int]]) -> flo
         terms = x.dout[:, :, start:stop] * out * gate * (1 - gate)
         total += (terms if case.operation.gate.full else terms.sum(-1)).square().sum().item()
     return total
-
-
-def _taps_of(heads: Tensor, gradient: Tensor) -> Tensor:
-    return gradient[heads].flatten(1)
 
 
 def _mixing_rows(gradient: Tensor) -> Tensor:

@@ -191,16 +191,10 @@ def run_checks(
     "not checked" with the reason. What raises is wrong.
     """
     let_triton_interpret(device)
-    for implementation in _chosen(names() if implementations is None else implementations, asked):
-        yield from _of_implementation(implementation, device, seed, dtypes, asked)
-
-
-def _chosen(names: Iterable[str], asked: CheckFilter) -> Iterator[Implementation]:
-    """The entries of these names that are checked."""
-    for name in names:
+    for name in names() if implementations is None else implementations:
         for implementation in every(name):
             if not implementation.of_models and asked.op in (None, implementation.op):
-                yield implementation
+                yield from _of_implementation(implementation, device, seed, dtypes, asked)
 
 
 def _problems(

@@ -13,16 +13,23 @@ from rich.console import Console
 
 from mtabench.commands import RESULTS_FOLDER
 from mtabench.comparing.compare import ComparedCell, Comparison, compare, unclear_cells
-from mtabench.comparing.pairs import Progress, Side, check_pairs, measure_pairs, process_folder
+from mtabench.comparing.pairs import (
+    Progress,
+    Side,
+    SweepWords,
+    announce,
+    check_pairs,
+    measure_pairs,
+    merge,
+    process_folder,
+)
 from mtabench.comparing.reporting import ComparisonOptions, check_outputs, refusal_reported, report
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree
-from mtabench.comparing.sweep_words import SweepWords, announce
 from mtabench.console import PipeTolerantWriter, make_console, say
 from mtabench.errors import UsageError
 from mtabench.problem.case import Case
 from mtabench.prose import plural
 from mtabench.registry import typed_as
-from mtabench.results.merging import merge
 from mtabench.results.outputs import check_folder
 from mtabench.results.runs import read_run
 from mtabench.tables import print_prose

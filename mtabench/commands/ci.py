@@ -7,8 +7,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import mtabench
+from mtabench.comparing.pairs import SweepWords
 from mtabench.comparing.revisions import branch_of, find_checkout
-from mtabench.comparing.sweep_words import SweepWords
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
 from mtabench.results.outputs import check_outputs, write_text

@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mtabench.comparing.compare import parse_threshold
 from mtabench.console import make_console, say
-from mtabench.dashboard.data import DashboardSettings, Json, dashboard_data
-from mtabench.dashboard.files import Archive, read_archive
+from mtabench.dashboard.data import DashboardSettings, Json, check_site, dashboard_data, site_files, write_site
 from mtabench.dashboard.findings import SURE, find
-from mtabench.dashboard.site import check_site, site_files, write_site
+from mtabench.dashboard.histories import Archive, read_archive
 from mtabench.errors import UsageError
+from mtabench.problem.axes import parse_percent
 from mtabench.prose import plural
 
 MOST_SHOWN = 5
@@ -22,7 +21,7 @@ _URL = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?(/[A-Za-z0-9._~/\-]*)?")
 
 def run(results: Path, out: Path, repo_url: str | None, title: str | None, threshold: str, days: int) -> int:
     """Make a site of static files from the results below a folder. Raises UsageError; then nothing is written."""
-    share = parse_threshold(threshold)
+    share = parse_percent(threshold, "--threshold")
     if not 1 <= days <= MOST_DAYS:
         raise UsageError(f"--days {days} is no time to look back on; expected 1 to {MOST_DAYS}")
     address = _repo_url(repo_url) if repo_url else ""

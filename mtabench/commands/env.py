@@ -13,8 +13,7 @@ from mtabench.commands.list import readiness
 from mtabench.console import flop_unit, say
 from mtabench.environment import describe, resolve_device, torch_build
 from mtabench.json_output import print_json
-from mtabench.measuring.ceilings import measure_ceilings
-from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings, keep_ceilings, read_ceilings
+from mtabench.measuring.ceilings import FILE_NAME, check_ceilings, keep_ceilings, measure_ceilings, read_ceilings
 from mtabench.problem.case import DTYPES
 from mtabench.problem.operations import OPS
 from mtabench.results.results_file import text_of

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from mtabench.comparing.pairs import Progress, Side, StoppedError, measure, process_folder
+from mtabench.comparing.pairs import Progress, Side, StoppedError, SweepWords, announce, measure, process_folder
 from mtabench.comparing.revisions import SHORT, Checkout, Revision, find_checkout, folders_of, past
-from mtabench.comparing.sweep_words import SweepWords, announce
 from mtabench.console import PipeTolerantWriter, make_console, say
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.prose import plural

@@ -1,27 +1,34 @@
 """The command `mtabench inspect`: what to compile, for which targets, and what to say of it."""
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from mtabench.console import make_console, say, show_step
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.problem import axes
 from mtabench.prose import plural
 from mtabench.results.outputs import check_outputs, write_text
-from mtabench.static import baseline as comparing
-from mtabench.static import records, runs, tables
-from mtabench.static.compiling import short_name
+from mtabench.static import records
+from mtabench.static.compiling import inspect, short_name
 from mtabench.static.limits import DEFAULT_TARGETS, TARGETS, Limits, limits_of
 from mtabench.static.plans import SOURCES
-from mtabench.static.records import Inspection, Kernel
+from mtabench.static.records import DOES_NOT_FIT, FAILED, SKIPPED, Inspection, Kernel
 from mtabench.static.shapes import ALL_SHAPES, Shape, chosen_shapes
-from mtabench.tables import print_columns, print_prose
+from mtabench.tables import Cell, Column, as_columns, numbered, print_columns, print_prose
 
 NOT_COMPARABLE = 5
+LEGEND = (
+    "spill: bytes that a thread's spill instructions store+load. shared: KiB a block. blocks, occ.: what an SM holds "
+    "at once, and its share of the warps that fit there. limited by: what leaves no room for one more block."
+)
+RESOURCES = ("kernel", "warps", "stages", "regs", "spill", "shared", "blocks", "occ.", "limited by")
+LEFT = ("kernel", "limited by")
 
 
 def run(
@@ -61,8 +68,11 @@ def run(
     if base is None or baseline is None:
         _show(console, found, targets)
         return 0
-    comparison = comparing.compare(base, found, {limits.target for limits in targets}, names)
-    _show_findings(console, comparison)
+    comparison = records.compare(base, found, {limits.target for limits in targets}, names)
+    for verdict in (records.WORSE, records.SKIP, records.NEW, records.BETTER):
+        for finding in comparison.findings:
+            if finding.verdict == verdict:
+                say(console, f"{verdict}: {finding.line}")
     return _accept(console, found, baseline) if accept else _gate(console, comparison, baseline)
 
 
@@ -91,28 +101,21 @@ def _compiled(targets: Sequence[Limits], shapes: Sequence[Shape], names: Sequenc
         show_step(status, f"[{done}/{total}] {limits.target}: {shape.name}: {plural(len(kernels), 'kernel')}")
 
     with Console(stderr=True).status(f"[0/{total}] compiling") as status:
-        return runs.inspect(targets, shapes, SOURCES, names=names, progress=progress)
+        return inspect(targets, shapes, SOURCES, names=names, progress=progress)
 
 
 def _show(console: Console, found: Inspection, targets: Sequence[Limits]) -> None:
-    for title, columns, reasons in tables.tables(found.kernels, targets):
+    for title, columns, reasons in _tables(found.kernels, targets):
         print_prose(console, title, style="bold")
         print_columns(console, columns)
         console.print()
         for mark, reason in reasons:
             print_prose(console, reason, f"{mark} ")
-    print_prose(console, tables.LEGEND)
-    say(console, tables.summary(found.kernels))
+    print_prose(console, LEGEND)
+    say(console, _summary(found.kernels))
 
 
-def _show_findings(console: Console, found: comparing.KernelComparison) -> None:
-    for verdict in (comparing.WORSE, comparing.SKIP, comparing.NEW, comparing.BETTER):
-        for finding in found.findings:
-            if finding.verdict == verdict:
-                say(console, f"{verdict}: {finding.line}")
-
-
-def _gate(console: Console, found: comparing.KernelComparison, path: Path) -> int:
+def _gate(console: Console, found: records.KernelComparison, path: Path) -> int:
     """Say what came of it, and how to accept it."""
     accept = f"to accept what is there now: mtabench inspect --baseline {path} --accept"
     if found.toolchains:
@@ -143,3 +146,55 @@ def _accept(console: Console, found: Inspection, path: Path) -> int:
     write_text(path, records.json_text(found))
     say(console, f"kernels that {path} holds now: {len(found.kernels)}")
     return 0
+
+
+def _tables(
+    kernels: Iterable[Kernel], limits: Sequence[Limits]
+) -> Iterator[tuple[str, list[Column], list[tuple[str, str]]]]:
+    """For each target and shape a title, its table, and reasons with their marks."""
+    by_target = {limit.target: limit for limit in limits}
+    for (target, shape), group in groupby(kernels, key=lambda kernel: (kernel.target, kernel.shape)):
+        rows = list(group)
+        limit = by_target[target]
+        title = (
+            f"{target}: {shape} ({limit.gpu.removeprefix('NVIDIA ')}: {limit.warps_per_sm} warps, "
+            f"{limit.shared_per_sm // 1024} KiB an SM, {limit.shared_per_block // 1024} KiB a block)"
+        )
+        marks = numbered(row.reason for row in rows)
+        yield title, _resources(rows, marks), [(mark, reason) for reason, mark in marks.items()]
+
+
+def _summary(kernels: Sequence[Kernel]) -> str:
+    """How many kernels there are, and how many of them have which problem."""
+    counts = {
+        "spilling": sum(bool(kernel.spill_bytes) for kernel in kernels),
+        "not fitting": sum(kernel.status == DOES_NOT_FIT for kernel in kernels),
+        "failed": sum(kernel.status == FAILED for kernel in kernels),
+        "skipped": sum(kernel.status == SKIPPED for kernel in kernels),
+    }
+    return f"kernels: {len(kernels)}" + "".join(f", {what}: {count}" for what, count in counts.items())
+
+
+def _resources(rows: Sequence[Kernel], marks: Mapping[str, str]) -> list[Column]:
+    lines: list[list[Cell]] = []
+    for row in rows:
+        mark = f" {marks[row.reason]}" if row.reason else ""
+        if row.registers is None:
+            lines.append([row.kernel, *[""] * (len(RESOURCES) - 2), Text(f"{row.status}{mark}", style="bold red")])
+            continue
+        spills = f"{row.spill_store_bytes}+{row.spill_load_bytes}" if row.spill_bytes else "0"
+        fits = row.status != DOES_NOT_FIT
+        lines.append(
+            [
+                row.kernel,
+                f"{row.warps}",
+                "" if row.stages is None else f"{row.stages}",
+                f"{row.registers}",
+                Text(spills, style="bold yellow" if row.spill_bytes else ""),
+                f"{(row.shared_bytes or 0) / 1024:.1f}",
+                f"{row.blocks_per_sm}",
+                f"{row.occupancy:.0%}",
+                row.limited_by if fits else Text(f"does not fit{mark}", style="bold red"),
+            ]
+        )
+    return as_columns(RESOURCES, lines, LEFT)

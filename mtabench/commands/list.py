@@ -41,7 +41,7 @@ def run(device: str, as_json: bool) -> int:
 
 def readiness(device: str) -> dict[tuple[str, str, bool], str | None]:
     """Of each implementation, by its key, why it is not ready on "cuda" or "cpu", or None."""
-    from mtabench.sweeps.readiness import unsupported_reason
+    from mtabench.sweeps.estimate import unsupported_reason
 
     return {one.key: unsupported_reason(_typical_case(one, device)) for one in registry.IMPLEMENTATIONS}
 

@@ -1,31 +1,124 @@
 """The command `memory`: what implementations store and move, and where memory ends."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
-from mtabench.console import make_console, say
+from mtabench.console import make_console, say, significant
 from mtabench.errors import UsageError
 from mtabench.prediction.devices import Device, find_device, known_device
 from mtabench.prediction.memory import longest_seq
 from mtabench.prediction.predict import unpredicted
-from mtabench.prediction.roofline import storage_of
+from mtabench.prediction.roofline import Storage, storage_of
+from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.registry import implementation_of
-from mtabench.results import memory_tables as tables
-from mtabench.results.memory_tables import Row
 from mtabench.sweeps.plan import Options, make_plan
-from mtabench.tables import print_columns, print_prose
+from mtabench.tables import Cell, Column, as_columns, print_columns, print_prose
 
 UNITS = {"": 1, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 TRAFFIC = (
     "through memory: what a kernel reads comes from there once, and from the caches when it is read again; "
     "implementations that are not planned are left out"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A cell: what it stores and moves, and whether it fits `memory` bytes.
+
+    `longest` is the longest sequence that fits with its batch.
+    """
+
+    case: Case
+    storage: Storage
+    memory: float
+    longest: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether inputs and peak are at most the memory."""
+        return self.storage.needed <= self.memory
+
+
+def tables(rows: Sequence[Row]) -> Iterator[tuple[str, list[Column]]]:
+    """What is shown of the cells of a shape: titles and tables."""
+    limit = gigabytes(rows[0].memory)
+    yield f"bytes that a call takes with its inputs (! is more than {limit}), and the longest that fits", _needed(rows)
+    if any(row.storage.traffic for row in rows):
+        yield "bytes through memory", _filled(rows, lambda row: _known(row.storage.traffic, _size))
+        yield "FLOP for each of them", _filled(rows, lambda row: _known(row.storage.intensity, _size))
+
+
+def _needed(rows: Sequence[Row]) -> list[Column]:
+    """Peaks with inputs, in red where they do not fit; the first such length and the last that fits."""
+    lines: list[list[Cell]] = []
+    matrices = {(row.case.dtype, row.case.seq): _size(row.storage.score_matrix) for row in rows}
+    lengths, dtypes = sorted({seq for _, seq in matrices}), sorted({dtype for dtype, _ in matrices})
+    for dtype in dtypes:
+        sizes = (matrices.get((dtype, seq), "") for seq in lengths)
+        name = f"(score matrix{f' {dtype}' if len(dtypes) > 1 else ''})"
+        lines.append([Text(text, style="dim") for text in (name, *sizes, "", "")])
+    for name, line in _lines(rows):
+        cells = [
+            Text(_size(row.storage.needed) + ("" if row.fits else "!"), style="" if row.fits else "red") for row in line
+        ]
+        too_long = next((short(row.case.seq) for row in line if not row.fits), "")
+        lines.append([name, *cells, too_long, f"{line[-1].longest:,}"])
+    columns = as_columns((*_lengths(rows), "too long", "fits"), lines)
+    return [column for column in columns if any(map(str, column.texts))]  # nothing may be too long
+
+
+def gigabytes(count: float) -> str:
+    """Bytes as people speak of memory."""
+    return f"{count / 1e9:.4g} GB"
+
+
+def _lines(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """The rows of each implementation, by length; convolutions and dtypes apart, and named where there are several."""
+    steps, dtypes = ({getattr(row.case, name) for row in rows} - {""} for name in ("steps", "dtype"))
+
+    def label(case: Case) -> str:
+        words = [
+            case.label,
+            case.steps.removeprefix("conv ") if len(steps) > 1 else "",
+            case.dtype if len(dtypes) > 1 else "",
+        ]
+        return " ".join(filter(None, words))
+
+    lines: dict[str, list[Row]] = {label(row.case): [] for row in rows}
+    for row in sorted(rows, key=lambda row: row.case.seq):
+        lines[label(row.case)].append(row)
+    return list(lines.items())
+
+
+def _lengths(rows: Sequence[Row]) -> list[str]:
+    """The headings of a table with a column a length."""
+    return ["", *(short(seq) for seq in sorted({row.case.seq for row in rows}))]
+
+
+def _filled(rows: Sequence[Row], cell: Callable[[Row], str]) -> list[Column]:
+    """A line an implementation, none for those of which nothing is known."""
+    lines = [[name, *map(cell, line)] for name, line in _lines(rows)]
+    return as_columns(_lengths(rows), [line for line in lines if any(line[1:])])
+
+
+def _known(value: float | None, shown: Callable[[float], str]) -> str:
+    return "" if value is None else shown(value)
+
+
+def _size(count: float) -> str:
+    """Bytes in thousands, millions and so on: 8.39M."""
+    for unit in ("", "K", "M", "G"):
+        if count < 999.5:
+            return f"{significant(count, 3)}{unit}"
+        count /= 1000
+    return f"{significant(count, 3)}T"
 
 
 def run(options: Options, device_name: str | None, memory: str | None) -> int:
@@ -41,7 +134,7 @@ def run(options: Options, device_name: str | None, memory: str | None) -> int:
     if not rows:
         raise UsageError("; ".join(dict.fromkeys(f"{case.impl}: {reason}" for case, reason in impossible.items())))
     console = make_console()
-    say(console, f"{plan.pass_} on {source}; memory: {tables.gigabytes(limit)}")
+    say(console, f"{plan.pass_} on {source}; memory: {gigabytes(limit)}")
     _show(console, rows, by_tokens=options.tokens is not None)
     for text in dict.fromkeys(f"{case.label}: {reason}" for case, reason in impossible.items()):
         print_prose(console, text)
@@ -70,11 +163,8 @@ def _device(name: str | None) -> tuple[Device | None, float, str]:
     if not torch.cuda.is_available():
         raise UsageError("memory is told of a GPU, and PyTorch finds none here; name one: --device-name h200")
     name = torch.cuda.get_device_name()
-    return known_device(name), _memory_here(), name
-
-
-def _memory_here() -> float:
-    return float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return known_device(name), float(memory), name
 
 
 def _impossible(case: Case, device: Device | None) -> str | None:
@@ -103,7 +193,7 @@ def _show(console: Console, rows: Sequence[Row], by_tokens: bool) -> None:
         of_shape = list(group)
         say(console, "")
         print_prose(console, _title(of_shape), style="bold")
-        for title, columns in tables.tables(of_shape):
+        for title, columns in tables(of_shape):
             print_prose(console, title)
             print_columns(console, columns)
             say(console, "")

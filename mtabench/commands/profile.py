@@ -23,8 +23,7 @@ from mtabench.prediction.predict import predict, unpredicted
 from mtabench.problem import axes
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, Inputs, make_inputs
-from mtabench.profiling import ncu
-from mtabench.profiling.ncu_report import read_report
+from mtabench.profiling.ncu_report import measure, read_report, reason_against
 from mtabench.profiling.tables import (
     COUNTERS_FILE,
     KERNELS_FILE,
@@ -32,19 +31,20 @@ from mtabench.profiling.tables import (
     append_kernels,
     counters_table,
     kernels_table,
+    launch_verdict,
+    least_verdict,
     verdict_lines,
 )
 from mtabench.profiling.trace import ready, trace, wall_ms
-from mtabench.profiling.verdict import launch_verdict, least_verdict
 from mtabench.prose import plural
 from mtabench.registry import implementation_of, loaded_files
 from mtabench.results.results_file import key_of
+from mtabench.sweeps.estimate import memory_reason, unsupported_reason
 from mtabench.sweeps.plan import Options, make_plan
-from mtabench.sweeps.readiness import memory_reason, unsupported_reason
 from mtabench.sweeps.sweep import words
 from mtabench.tables import print_columns
 
-TOOLS = {"trace": lambda device: None, "ncu": ncu.reason_against}
+TOOLS = {"trace": lambda device: None, "ncu": reason_against}
 WALL_CALLS = 5
 
 
@@ -165,7 +165,7 @@ class _Profiler:
     def _ncu(self, case: Case) -> None:
         say(self.console, "ncu: each kernel is run again for each group of counters, which may take minutes")
         raw = self.folder / f"{_stem(case)}.ncu.csv"
-        ncu.measure(case, raw)
+        measure(case, raw)
         counters = read_report(raw)
         append_counters(self.folder / COUNTERS_FILE, case, counters, self.here)
         print_columns(self.console, counters_table(counters))

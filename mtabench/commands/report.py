@@ -4,8 +4,7 @@ from pathlib import Path
 
 from mtabench.errors import UsageError
 from mtabench.pages.page import GENERATOR
-from mtabench.report.data import read_report
-from mtabench.report.page import html_page
+from mtabench.report.data import html_page, read_report
 from mtabench.results.outputs import check_outputs, named, write_text
 from mtabench.results.results_file import samples_paths
 

@@ -12,12 +12,11 @@ from typing import Any
 
 from rich.console import Console
 
-from mtabench.cluster_options import ClusterOptions
 from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
 from mtabench.commands.show import print_rows
 from mtabench.console import PipeTolerantWriter, make_console, say, warnings_at_end
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
-from mtabench.options import Options, SweepOutput
+from mtabench.options import ClusterOptions, Options, SweepOutput
 from mtabench.results.outputs import named
 from mtabench.results.results_file import charts_folder, key_of, key_of_row
 from mtabench.results.runs import without_samples
@@ -42,16 +41,16 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput) -> int:
     bare = {key_of_row(row) for row in without_samples(path, found)}  # they cannot be compared
     already = {key: row for row in found if (key := key_of_row(row)) not in bare}
     with _measuring(asked, plan, dry_run) as team:
-        from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings
+        from mtabench.measuring.ceilings import FILE_NAME, check_ceilings
         from mtabench.sweeps.settings import make_settings
         from mtabench.sweeps.sweep import check_same_device, shapes
         from mtabench.sweeps.table import (
+            Watcher,
             check_any,
             print_plan,
             roof_lines,
             settled_lines,
         )
-        from mtabench.sweeps.watching import Watcher
 
         check_ceilings(path.with_name(FILE_NAME))
         stdout = PipeTolerantWriter(sys.stdout)

@@ -16,7 +16,7 @@ from mtabench.problem.operations import PLAIN
 from mtabench.prose import all_or_one, plural
 from mtabench.registry import chosen, every, names
 from mtabench.sweeps.measuring_options import check_seed
-from mtabench.sweeps.plan import CONV_NONE, Options, check_op, is_mta, parse_head_dims
+from mtabench.sweeps.plan import CONV_NONE, Options, check_op, is_mta
 from mtabench.tables import print_prose
 
 NOTHING = (
@@ -97,7 +97,7 @@ def _asked(options: Options, causal: bool | None) -> CheckFilter:
         None if options.post_conv is None else axes.parse_optional_convs(options.post_conv, "--post-conv"),
         None if options.norm is None else axes.parse_norms(options.norm),
         None if options.gate is None else axes.parse_gates(options.gate),
-        None if options.head_dim is None else parse_head_dims(options.head_dim),
+        None if options.head_dim is None else axes.parse_head_dims(options.head_dim),
         None if options.kv_heads is None else axes.parse_ints(options.kv_heads, "--kv-heads"),
         None if options.seq is None else axes.parse_ints(options.seq, "--seq"),
         causal,

@@ -11,7 +11,6 @@ from mtabench.comparing.inference import LogRatios, compare_samples, detectable,
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.settled import was_crowded
 from mtabench.measuring.statistics import geometric_mean
-from mtabench.problem.axes import parse_percent
 from mtabench.prose import plural
 from mtabench.results.results_file import find_samples
 from mtabench.results.runs import Cell, Run, process_ids
@@ -123,11 +122,6 @@ class Comparison:
         return UNCLEAR if failing else 0
 
 
-def parse_threshold(text: str) -> float:
-    """0.02 for "2%"; raises UsageError for what is not a percentage between 0 and 100."""
-    return parse_percent(text, "--threshold")
-
-
 def parse_fail_on(text: str) -> tuple[str, ...]:
     """The verdicts in a list such as "slower,gone", in the order of VERDICTS; raises UsageError."""
     words = {word.strip() for word in text.split(",")}
@@ -149,8 +143,10 @@ def compare(base: Run, head: Run, threshold: float, fail_on: tuple[str, ...] = F
     _check_comparable(base, head)
     cells = list(_paired(base, head))
     both = [cell for cell in cells if cell.verdict == "unclear" and not cell.reason]
-    judged = _judged(both, threshold, LEVEL / looks) if both else ()
-    return Comparison(base, head, threshold, fail_on, _decided(cells, judged), tuple(_notes(base, head)))
+    judged = {cell.key: cell for cell in _judged(both, threshold, LEVEL / looks)} if both else {}
+    decided = [judged.get(cell.key, cell) for cell in cells]
+    decided.sort(key=lambda cell: VERDICTS.index(cell.verdict))
+    return Comparison(base, head, threshold, fail_on, tuple(decided), tuple(_notes(base, head)))
 
 
 def compare_devices(base: Run, head: Run) -> Comparison:
@@ -182,12 +178,6 @@ def compare_devices(base: Run, head: Run) -> Comparison:
 def unclear_cells(comparison: Comparison) -> list[ComparedCell]:
     """Those that more measuring may decide: too noisy, or not believable in one of the runs."""
     return [cell for cell in comparison.cells if cell.verdict == "unclear"]
-
-
-def _decided(cells: Iterable[ComparedCell], judged: Iterable[ComparedCell]) -> tuple[ComparedCell, ...]:
-    """The cells, as judged where they were, the most urgent first."""
-    found = {cell.key: cell for cell in judged}
-    return tuple(sorted((found.get(cell.key, cell) for cell in cells), key=lambda cell: VERDICTS.index(cell.verdict)))
 
 
 def _processes(run: Run) -> set[str]:

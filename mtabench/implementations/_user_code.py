@@ -113,13 +113,12 @@ def was_raised_in(error: BaseException, file: Path) -> bool:
 
 def _place(frames: Sequence[traceback.FrameSummary], file: Path) -> str:
     """The innermost of these frames that is in a person's own code, else an empty text."""
-    own = [frame for frame in frames if _is_own(Path(frame.filename), file)]
+    own = []  # of that file, or of one beside it or below
+    for frame in frames:
+        path = Path(frame.filename)
+        if path == file or (file.parent in path.parents and "site-packages" not in path.parts):
+            own.append(frame)
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
-
-
-def _is_own(path: Path, file: Path) -> bool:
-    """Whether a source is that file, or one beside it or below."""
-    return path == file or (file.parent in path.parents and "site-packages" not in path.parts)
 
 
 @functools.cache

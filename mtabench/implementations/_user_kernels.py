@@ -54,12 +54,14 @@ def implementation_from(loaded: Loaded) -> Implementation:
     # Plain attention is measured once, whatever the pages of what is compared with it.
     pages = conv and decode is not None and "block_table" in inspect.signature(decode).parameters
     why_not = functools.partial(_why_not, loaded, _method(loaded, "unsupported"))
+    # Triton's interpreter would be busy with long shapes for hours.
+    interpreted = any(type(value).__name__ == "InterpretedFunction" for value in vars(loaded.module).values())
     return Implementation(
         name=loaded.name, op="conv-attention" if conv else "attention", passes=passes, devices=("cuda", "cpu"),
         work=_work(loaded), summary=f"{loaded.typed}, of your own", by_name=True, compiles=True,
         pages=pages,
         build=functools.partial(_build, loaded, backward, decode), why_not=why_not,
-        interpreted=why_not if _is_interpreted(loaded) else None, within=loaded.settings,
+        interpreted=why_not if interpreted else None, within=loaded.settings,
     )  # fmt: skip
 
 
@@ -263,11 +265,6 @@ def _with_backward() -> Any:
             return None, None, None, None, *gradients
 
     return WithBackward
-
-
-def _is_interpreted(loaded: Loaded) -> bool:
-    """Whether a kernel of the file runs in Triton's interpreter, which long shapes would keep busy for hours."""
-    return any(type(value).__name__ == "InterpretedFunction" for value in vars(loaded.module).values())
 
 
 def _kind(value: Any) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mtabench.errors import MtabenchError
+from mta_kernels.code_cache import write_whole
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.git import make_folder
 from mtabench.measuring.settled import LONGEST_DELAY, longest_wait_s, run_delays_s
 
 if TYPE_CHECKING:
@@ -21,6 +26,12 @@ BUFFER_BYTES = {"cuda": 2**31, "cpu": 2**28}
 ROW = 4096  # elements of a row of the buffer, where a kernel reads it as a matrix
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 MATMUL_SIZE_SLOW = 512  # 16-bit products on a CPU without instructions for them
+FILE_NAME = "ceilings.json"
+MOST_BYTES = 1 << 20  # an entry takes about 200
+# What ceilings hold for; an entry is of one dtype besides.
+PLACE = ("device", "driver", "torch")
+RATES = ("copy_gbytes_s", "matmul_tflops", "read_gbytes_s")
+LATER_RATES = ("read_gbytes_s",)  # files from before it was measured do not have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +130,63 @@ def _seconds(call: Callable[[], object], device: str) -> float:
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) / 1e3
+
+
+def check_ceilings(path: Path) -> None:
+    """Raise UsageError if there is a file that is not one of ceilings."""
+    _entries(path)
+
+
+def read_ceilings(path: Path, environment: Mapping[str, Any]) -> dict[str, Ceilings]:
+    """By dtype what the file says of this device, driver and torch (as environment.describe names them).
+
+    Nothing if there is no file. Raises UsageError for a file that is not one of ceilings.
+    """
+    here = [entry for entry in _entries(path) if _place(entry) == _place(environment)]
+    return {entry["dtype"]: Ceilings(**{name: entry[name] for name in RATES if name in entry}) for entry in here}
+
+
+def keep_ceilings(path: Path, environment: Mapping[str, Any], ceilings: Mapping[str, Ceilings]) -> None:
+    """Put ceilings by dtype into the file, in the place of what it says of the same device, driver and torch.
+
+    Raises UsageError if the file can't be written, or if it is not one of ceilings.
+    """
+    kept = [entry for entry in _entries(path) if _place(entry) != _place(environment) or entry["dtype"] not in ceilings]
+    here = dict(zip(PLACE, _place(environment), strict=True))
+    measured = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    for dtype, found in ceilings.items():
+        rates = {name: float(f"{rate:.6g}") for name in RATES if (rate := getattr(found, name)) is not None}
+        kept.append(here | {"dtype": dtype} | rates | {"measured_utc": measured})
+    try:
+        make_folder(path.parent)
+        write_whole(path, (json.dumps(kept, indent=1) + "\n").encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    try:
+        if not path.is_file():
+            raise ValueError("it is no regular file")
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"it is larger than {MOST_BYTES:,} bytes")
+        entries = json.loads(text)
+        for entry in entries:
+            rates = [entry[name] for name in RATES if name not in LATER_RATES or name in entry]
+            if not all(isinstance(rate, float) and 0 < rate < float("inf") for rate in rates):
+                raise ValueError("a rate is not a positive number")
+            (*_place(entry), entry["dtype"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is not a file of ceilings ({error}); give another, or if it was one remove it, "
+            "and `mtabench env --measure` writes it anew"
+        ) from error
+    return entries
+
+
+def _place(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(facts[name] or "" for name in PLACE)  # a CPU has no driver

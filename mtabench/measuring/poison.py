@@ -80,9 +80,5 @@ def _free_sizes() -> Iterator[int]:
             size = block["size"]
             if block["state"] != "inactive" or (not small and size <= LARGEST_SMALL_REQUEST):
                 continue
-            yield from _pieces(size) if small else (size,)
-
-
-def _pieces(size: int) -> Iterator[int]:
-    for start in range(0, size, LARGEST_SMALL_REQUEST):
-        yield min(LARGEST_SMALL_REQUEST, size - start)
+            piece = LARGEST_SMALL_REQUEST if small else size
+            yield from (min(piece, size - start) for start in range(0, size, piece))

@@ -1,5 +1,6 @@
-"""Three clocks: wall time on a CPU, CUDA events around calls, and replays of a CUDA graph."""
+"""Three clocks: wall time on a CPU, CUDA events around calls, and replays of a CUDA graph; caches cold before them."""
 
+import ctypes
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from time import perf_counter, perf_counter_ns  # bound before a file of --impl 
 from typing import Any
 
 import torch
+
+from mtabench.environment import l2_bytes
 
 Run = Callable[[Any], Any]  # takes what came before its window returned
 Action = Callable[[], Any]  # what comes before a window, a wait
@@ -24,6 +27,8 @@ MAX_REPLAYED_CALLS = 512
 LONGEST_HELD_S = 2e-2
 # No GPU's clock is faster, so that a count of its cycles lasts at least that long.
 FASTEST_CLOCK_HZ = 3e9
+PAGE_BYTES = 2 * 2**20  # of a GPU's memory
+NOT_SUPPORTED = 801  # CUDA_ERROR_NOT_SUPPORTED: a GPU whose L2 cache has no set-aside
 
 
 def cpu_sampler(run: Run, before: Action, synchronize: Action, look: Look) -> Sampler:
@@ -149,3 +154,41 @@ def capture(closures: Sequence[Action], repeats: int = 1) -> Replay:
     graph.replay()
     torch.cuda.synchronize()
     return Replay(graph, outputs)
+
+
+def cache_flush(device: str, cache: str) -> Callable[[], Any] | None:
+    """Overwrites twice the L2 cache, whose persisting lines are ordinary from here on; None where caches stay warm.
+
+    By a memset, and then a byte of every page by an ordinary kernel: after the memset alone, what NVBench launches
+    before a call makes some kernels of 10 to 40 us half a microsecond longer (docs/comparing.md).
+    """
+    if device != "cuda":
+        return None
+    reset_persisting_lines()
+    if cache == "warm":
+        return None
+    buffer = torch.empty(2 * l2_bytes(), dtype=torch.uint8, device="cuda")
+    of_pages = buffer[::PAGE_BYTES]
+
+    def flush() -> None:
+        buffer.zero_()
+        of_pages.zero_()
+
+    return flush
+
+
+def clean_lines() -> Callable[[], Any]:
+    """Reads twice the L2 cache, so that none of its lines has still to be written back when a window begins."""
+    return torch.zeros(2 * l2_bytes() // 8, dtype=torch.int64, device="cuda").max
+
+
+def reset_persisting_lines() -> None:
+    """Make all persisting lines of the current GPU's L2 cache ordinary ones.
+
+    A kernel may mark what it reads as persisting, in a set-aside part of the cache. Such lines outlive its process and
+    are not overwritten by a flush, so that later kernels have less of the cache. Raises RuntimeError if the driver
+    refuses.
+    """
+    torch.cuda.current_stream().synchronize()  # PyTorch's context is this thread's from here on
+    if (result := ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache()) not in (0, NOT_SUPPORTED):
+        raise RuntimeError(f"the CUDA driver does not reset the L2 cache's persisting lines: error {result}")

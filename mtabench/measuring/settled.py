@@ -72,11 +72,6 @@ class TypicalHalf:
         return typical if typical > self._target + ROUNDING else None
 
 
-def typical_half(rows: Iterable[Row]) -> float | None:
-    """That of these rows."""
-    return TypicalHalf().add(rows)
-
-
 def was_crowded(row: Row) -> bool:
     """Whether a thread of a row timed on the CPU waited for a core so long that another job must have run."""
     return (_number(row, "run_delay") or 0.0) > LONGEST_DELAY

@@ -15,14 +15,27 @@ import numpy as np
 import torch
 
 from mtabench.environment import GpuSensor, l2_bytes
-from mtabench.measuring.caches import cache_flush, clean_lines
-from mtabench.measuring.energy import joules
 from mtabench.measuring.failures import WrongResultError, bare
-from mtabench.measuring.samplers import Sampler, capture, cpu_sampler, events_sampler, graph_sampler
+from mtabench.measuring.samplers import (
+    Sampler,
+    cache_flush,
+    capture,
+    clean_lines,
+    cpu_sampler,
+    events_sampler,
+    graph_sampler,
+)
 from mtabench.measuring.settled import CI_TARGET, CI_TARGETS, half_interval, longest_wait_s, run_delays_s
 from mtabench.measuring.statistics import median_interval
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import Inputs
+
+LEAD_S = 0.5
+WINDOW_S = 0.5
+STEP_S = 0.1  # the slowest counters move ten times a second
+EDGES = 20
+BATCH_S = 0.01  # calls are given to the GPU in batches; the counter is looked at after each
+STUCK_S = 2.0  # a counter that has not moved for so long never will
 
 
 class Watch:
@@ -178,7 +191,8 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
     for key, lane in lanes.items():
         if key not in failed:
             with step(key, "verify"):
-                _confirm(cells[key])
+                if reason := cells[key].confirm():
+                    raise WrongResultError(reason)
         lane.close()
     measured = {key: lane.measurement for key, lane in lanes.items() if key not in failed}
     for key, measurement in measured.items():
@@ -190,12 +204,6 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
             with phase(device, f"{_name(key)}: energy"), suppress(Exception), cells[key].within():  # or it is not known
                 measurement.energy_j = _energy(cells[key], sensor)
     return failed | measured
-
-
-def _confirm(cell: Timed) -> None:
-    """Raise WrongResultError if the cell is wrong at the end."""
-    if reason := cell.confirm():
-        raise WrongResultError(reason)
 
 
 @contextmanager
@@ -402,3 +410,37 @@ def _on_copies(case: Case, build: Build, inputs: Inputs) -> list[Callable[[], An
 def phase(device: str, name: str) -> AbstractContextManager[None]:
     """A range called `name` around what a GPU is given to do; on the CPU a context that does nothing."""
     return torch.cuda.nvtx.range(name) if device == "cuda" else nullcontext()
+
+
+def joules(call: Callable[[], Any], read: Callable[[], float | None], synchronize: Callable[[], Any]) -> float | None:
+    """Joules of one `call`, power at rest included; `read` gives a counter that moves a few times a second.
+
+    Calls follow each other without a pause, for LEAD_S before the counter counts. The window goes from one of its steps
+    to another, at least WINDOW_S later. A step is seen late by a batch of calls at most, or by a step: the window is
+    EDGES times that, so the error is about 5 % at most. GPUs such as the H100 sample their power a part of the time
+    only (arXiv 2312.02741), which does not matter for calls that are alike and short. None without a counter, or if it
+    does not move.
+    """
+    last = read()
+    if last is None:
+        return None
+    started = moved = perf_counter()
+    first: tuple[float, int, float] | None = None
+    calls, batch = 0, 1
+    while True:
+        begun = perf_counter()
+        for _ in range(batch):
+            call()
+        synchronize()
+        now, counter = perf_counter(), read()
+        calls += batch
+        batch = max(1, min(2 * batch, int(BATCH_S * batch / max(now - begun, 1e-9))))
+        if counter is None or (counter == last and now - moved > STUCK_S):
+            return None
+        if counter == last:
+            continue
+        last, moved = counter, now
+        if first is None and now - started >= LEAD_S:
+            first = counter, calls, now
+        elif first is not None and now - first[2] >= max(WINDOW_S, EDGES * min(now - begun, STEP_S)):
+            return (counter - first[0]) / (calls - first[1])

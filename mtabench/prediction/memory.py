@@ -140,12 +140,6 @@ def _score_row(case: Case) -> int:
     return case.batch * case.heads * case.seq * BYTES_PER_ELEMENT[case.dtype]
 
 
-def _chunk_scores(case: Case) -> int:
-    """Two chunks of scores: probabilities and their gradients."""
-    element = BYTES_PER_ELEMENT[case.dtype]
-    return 2 * case.batch * case.heads * min(CHUNK_ROWS, case.seq) * case.seq * element
-
-
 def _expanded_form(case: Case) -> int:
     """The padded and the expanded side and the band; backward the gradients of all of them and a chunk of P and dC."""
     element, taps = BYTES_PER_ELEMENT[case.dtype], min(case.conv.taps)
@@ -158,4 +152,5 @@ def _expanded_form(case: Case) -> int:
     # Two chunks' gradients of the queries live for a moment: the last one's, and those being summed up.
     of_queries = min(2, math.ceil(case.seq / CHUNK_ROWS)) * case.batch * case.heads * chunk * case.head_dim * taps * SUM
     sums = (2 + taps) * queries // element * SUM + keys // element * SUM  # dq, dv, dK'; dk
-    return prepared + queries + rows * SUM + _chunk_scores(case) + of_queries + sums
+    scores = 2 * case.batch * case.heads * chunk * case.seq * element  # probabilities and their gradients
+    return prepared + queries + rows * SUM + scores + of_queries + sums

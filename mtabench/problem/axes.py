@@ -11,6 +11,7 @@ from mtabench.problem.case import DTYPES
 from mtabench.problem.operations import GATES, NONE, NORMS, Taps, gate_of, group_sizes, norm_of, taps_text
 
 UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 MAX_QUERY_TAPS = 16
 MAX_KEY_TAPS = 31
 MAX_SPLITS = 128
@@ -72,6 +73,15 @@ def parse_int(text: str, what: str) -> int:
     if len(values) != 1:
         raise UsageError(f"{what} takes one number, and {text!r} names {len(values)}")
     return values[0]
+
+
+def parse_head_dims(text: str) -> list[int]:
+    """The head dims in a list such as "64,128"; raises UsageError for one out of range."""
+    head_dims = parse_ints(text, "--head-dim")
+    for head_dim in head_dims:
+        if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM:
+            raise UsageError(f"--head-dim {head_dim} is out of range; expected {MIN_HEAD_DIM} to {MAX_HEAD_DIM}")
+    return head_dims
 
 
 def parse_percent(text: str, what: str) -> float:

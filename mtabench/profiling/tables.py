@@ -1,4 +1,4 @@
-"""What `profile` writes and prints: CSV files of kernels and of counters, and tables of them."""
+"""What `profile` writes and prints: what bounds a kernel, CSV files of kernels and of counters, and tables of them."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.prediction.predict import Prediction
 from mtabench.problem.case import Case
 from mtabench.profiling.ncu_report import Counters
 from mtabench.profiling.trace import KernelUse
-from mtabench.profiling.verdict import bound_by, verdict
 from mtabench.registry import typed_as
 from mtabench.results.csv_reading import read_csv
 from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, key_of_row, text_of
@@ -26,6 +26,9 @@ COUNTER_COLUMNS = (
 )  # fmt: skip
 LONGEST_NAME, MOST_SHOWN = 44, 20
 MOST_BYTES, MOST_ROWS = 64 << 20, 100_000
+BOUND_PCT = 60.0
+LAUNCH_SHARE = 0.5
+WORTH_NAMING = 0.1
 
 
 def append_kernels(path: Path, case: Case, uses: Sequence[KernelUse], here: Mapping[str, object]) -> None:
@@ -124,3 +127,60 @@ def _append(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]
             writer.writerows([text_of(value) for value in row] for row in rows)
     except OSError as error:
         raise MtabenchError(f"cannot write {path}: {error.strerror}") from error
+
+
+def bound_by(counters: Counters) -> str:
+    """ "tensor cores", "shared memory", "L2", "memory" or "latency"; empty if none of the four was measured.
+
+    The unit with the highest share of its peak bounds the kernel if that share is at least BOUND_PCT. Below, nothing is
+    busy enough: the kernel waits, which is called latency.
+    """
+    units = shares(counters)
+    if not units:
+        return ""
+    name = max(units, key=lambda name: units[name])
+    return name if units[name] >= BOUND_PCT else "latency"
+
+
+def shares(counters: Counters) -> dict[str, float]:
+    """Percent of the peak of each unit that was measured."""
+    units = {
+        "tensor cores": counters.tensor_pct,
+        "shared memory": counters.shared_pct,
+        "L2": counters.l2_pct,
+        "memory": counters.memory_pct,
+    }
+    return {name: share for name, share in units.items() if share is not None}
+
+
+def verdict(counters: Counters) -> str:
+    """One clause: what bounds the kernel, and by how much; of latency, what its warps wait for most.
+
+    A kernel bound by a unit at 80 % of its peak can get at most 1 / 0.8 = 1.25 times faster without less of that unit.
+    """
+    name, units = bound_by(counters), shares(counters)
+    if not name:
+        return "not known: no counter of a unit was measured"
+    if name != "latency":
+        share = units[name]
+        more = f", at most {100 / share:.2f}x faster without less of it" if share < 100 else ""
+        return f"bound by {name}: {share:.0f} % of its peak{more}"
+    busiest = max(units, key=lambda one: units[one])
+    waits = ", ".join(f"{reason} {share:.0%}" for reason, share in counters.stalls[:2] if share >= WORTH_NAMING)
+    return f"bound by latency: {busiest} is busiest, at {units[busiest]:.0f} %" + (
+        f"; warps wait for {waits}" if waits else ""
+    )
+
+
+def launch_verdict(kernel_ms: float, wall_ms: float) -> str:
+    """A clause on a call as a whole: the share of its wall time in which kernels run."""
+    share = min(1.0, kernel_ms / wall_ms)
+    if share < LAUNCH_SHARE:
+        return f"bound by launches: kernels take {share:.0%} of the call's {wall_ms:.4g} ms, the host the rest"
+    return f"kernels take {share:.0%} of the call's {wall_ms:.4g} ms"
+
+
+def least_verdict(prediction: Prediction, kernel_ms: float) -> str:
+    """A clause on a call as a whole: the least time of its work beside the time of its kernels."""
+    least_ms, by = prediction.seconds * 1e3, prediction.bound_by
+    return f"at least {least_ms:.4g} ms, by {by}: {least_ms / kernel_ms:.0%} of the time of its kernels"

@@ -6,27 +6,111 @@ derive from these entries. A new column is one entry here; `python scripts/gener
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from mta_kernels.operation import PAGE_SIZES
-from mtabench.problem.case import DTYPES, PASSES
+from mtabench.console import flop_unit, significant
+from mtabench.measuring.settled import UNSETTLED, half_interval_of, mark_of, meaning
+from mtabench.problem.case import CACHED_PASSES, DTYPES, PASSES
 from mtabench.problem.operations import OPERATION_COLUMNS, OPS, STEPS
 from mtabench.problem.work import bytes_moved, executed_flops, only_reads, tokens, useful_flops
 from mtabench.registry import implementation_of
-from mtabench.results import fields, shown
+from mtabench.results import fields
 from mtabench.results.fields import COUNT, FLAG, NUMBER, TEXT, TIME_MS, Field
-from mtabench.results.shown import Shown, number
 
 if TYPE_CHECKING:
     from mtabench.results.rows import CellFacts, TimingFacts
 
+MOST_CHARACTERS = 40  # of a text from a file in one place of a table
+
+Row = Mapping[str, Any]
+Text = Callable[[Row], str]
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "unsupported", "wrong", "oom", "error", "timeout", "invalid")
 
 Merged = Literal["summary", "per time", "sum", "geometric mean", "largest", "median", "first", "least", "joined"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A column in tables: `text` gives what stands in a row, empty where nothing is known.
+
+    Rank 0 stays in the narrowest table; the highest rank is left out first. `decode_rank` is that in a table of decode
+    alone. Columns stand in the order of `place`, and of the file where that is equal. `instead` is what some rows have
+    in its stead.
+    """
+
+    heading: str
+    unit: str
+    rank: int
+    text: Text
+    place: int = 5
+    decode_rank: int | None = None
+    right: bool = True
+    legend: Callable[[Sequence[Row]], str] = lambda rows: ""
+    wanted: Callable[[Sequence[Row]], bool] = lambda rows: True
+    instead: Callable[[Sequence[Row]], Shown | None] = lambda rows: None
+
+
+def number(name: str, digits: int = 3, factor: float = 1.0, end: str = "") -> Text:
+    """The text of a number: so many digits, after multiplication by `factor`."""
+    return lambda row: significant(factor * float(row[name]), digits, zeros=True) + end if row[name] else ""
+
+
+USEFUL = Shown("useful", "TFLOP/s", 4, number("useful_tflops"), decode_rank=6)
+
+
+def useful_in_unit(rows: Sequence[Row]) -> Shown:
+    """The useful rate in the unit that suits the rows."""
+    unit, factor = flop_unit(float(row["useful_tflops"]) for row in rows if row["useful_tflops"])
+    return replace(USEFUL, unit=unit, text=number("useful_tflops", factor=factor))
+
+
+def median(row: Row) -> str:
+    """The median, marked if it did not settle."""
+    return mark_of(row) + number("median_ms", 4)(row)
+
+
+def unsettled_legend(rows: Sequence[Row]) -> str:
+    """What the mark of a median means, if there is one."""
+    return f"{UNSETTLED} {why}" if (why := meaning(rows)) else ""
+
+
+def interval(row: Row) -> str:
+    """Half the 95 % interval of the median, in percent."""
+    half = half_interval_of(row)
+    return "" if half is None else f"{100 * half:.2f}" if half < 0.1 else significant(100 * half, 2, zeros=True)
+
+
+def percentiles(row: Row) -> str:
+    """The 10th and the 90th percentile."""
+    return "-".join(significant(float(row[name]), 4, zeros=True) for name in ("p10_ms", "p90_ms") if row[name])
+
+
+def roof_legend(rows: Sequence[Row]) -> str:
+    """What the roof of decode is in files from before reading was measured."""
+    of_copies = any(
+        row["pass"] in CACHED_PASSES and row["fraction_of_roofline"] and not row["read_gbytes_s"] for row in rows
+    )
+    return "of decode, what a copy moves; what only reads can be faster" if of_copies else ""
+
+
+def clocks(rows: Sequence[Row]) -> list[float]:
+    """The clocks at which cells ran, in MHz."""
+    return [float(row["sm_clock_mhz"]) for row in rows if row["sm_clock_mhz"]]
+
+
+def clocks_differ(rows: Sequence[Row]) -> bool:
+    """Whether some cells ran at a clock so low that it counts; otherwise the range says enough."""
+    return min(clocks(rows), default=0.0) < 0.95 * max(clocks(rows), default=0.0)
+
+
+def cut(text: str) -> str:
+    """A text from a file, as long as a table has room for."""
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +255,16 @@ TABLE: tuple[ResultColumn, ...] = (
     _measured("samples", "samples in all rounds", COUNT, "", attrgetter("summary.samples"), merged="sum"),
     _summary(
         "median_ms", "median of all samples",
-        shown=Shown("median", "ms", 0, shown.median, place=0, legend=shown.unsettled_legend),
+        shown=Shown("median", "ms", 0, median, place=0, legend=unsettled_legend),
     ),
     _summary(
         "p10_ms", "10th percentile of all samples",
-        shown=Shown("p10-p90", "ms", 7, shown.percentiles, place=2),
+        shown=Shown("p10-p90", "ms", 7, percentiles, place=2),
     ),
     _summary("p90_ms", "90th percentile of all samples"),
     _summary(
         "ci95_low_ms", "lower end of the 95 % bootstrap interval of the median, over rounds",
-        shown=Shown("±", "%", 2, shown.interval, place=1, legend=lambda rows: "half the 95 % interval of the median"),
+        shown=Shown("±", "%", 2, interval, place=1, legend=lambda rows: "half the 95 % interval of the median"),
     ),
     _summary("ci95_high_ms", "upper end of that interval"),
     _measured("baseline", "the implementation compared with", TEXT, "", None),
@@ -191,7 +275,7 @@ TABLE: tuple[ResultColumn, ...] = (
     _measured(
         "useful_tflops", "rate of the work that the definition needs", NUMBER, "TFLOP/s",
         lambda of: useful_flops(of.case) / of.seconds / 1e12, merged="per time",
-        shown=replace(shown.USEFUL, instead=shown.useful_in_unit),
+        shown=replace(USEFUL, instead=useful_in_unit),
     ),
     _measured(
         "executed_tflops", "rate of the work that the implementation does", NUMBER, "TFLOP/s",
@@ -205,7 +289,7 @@ TABLE: tuple[ResultColumn, ...] = (
     _measured(
         "fraction_of_roofline", "the least time that the measured ceilings of the device allow, over the median",
         NUMBER, "", attrgetter("fraction"), merged="per time",
-        shown=Shown("of roof", "%", 5, number("fraction_of_roofline", factor=100), legend=shown.roof_legend),
+        shown=Shown("of roof", "%", 5, number("fraction_of_roofline", factor=100), legend=roof_legend),
     ),
     _measured(
         "peak_memory_mb",
@@ -222,7 +306,7 @@ TABLE: tuple[ResultColumn, ...] = (
     _measured("cache", "`cold` or `warm`", TEXT, "", attrgetter("measurement.cache")),
     _measured(
         "sm_clock_mhz", "GPU clock while measuring", NUMBER, "MHz", attrgetter("measurement.sm_clock_mhz"),
-        shown=Shown("clock", "MHz", 11, number("sm_clock_mhz", 4), place=8, wanted=shown.clocks_differ),
+        shown=Shown("clock", "MHz", 11, number("sm_clock_mhz", 4), place=8, wanted=clocks_differ),
     ),
     _measured(
         "throttled", "whether heat or hardware throttled the GPU; a power cap shows in sm_clock_mhz", FLAG, "",
@@ -273,7 +357,7 @@ TABLE: tuple[ResultColumn, ...] = (
     ResultColumn(
         "worker", "of a sweep [on several workers](cluster.md), the host and the GPU or the cores", since=2,
         value=lambda cell: cell.facts.environment.get("worker"),
-        shown=Shown("worker", "", 9, lambda row: shown.cut(row["worker"]), right=False),
+        shown=Shown("worker", "", 9, lambda row: cut(row["worker"]), right=False),
     ),
     _environment("driver", "version of the GPU's driver"),
     _environment("cuda", "version of CUDA", heading="CUDA"),

@@ -10,9 +10,8 @@ from mtabench.problem.axes import short
 from mtabench.problem.case import CACHED_PASSES
 from mtabench.problem.operations import PLAIN, PLAIN_LACKS, STEPS, page_size_text
 from mtabench.prose import plural
-from mtabench.results.columns import AXES, STATUSES, TABLE
+from mtabench.results.columns import AXES, STATUSES, TABLE, clocks, clocks_differ, cut
 from mtabench.results.row_filter import value_of
-from mtabench.results.shown import clocks, clocks_differ, cut
 
 Row = Mapping[str, str]
 

@@ -15,8 +15,7 @@ from mtabench.errors import MtabenchError, UsageError
 from mtabench.git import make_folder
 from mtabench.measuring.settled import TypicalHalf
 from mtabench.results.csv_reading import is_whole, read_csv
-from mtabench.results.lock import FileLock
-from mtabench.results.outputs import check_folder, written
+from mtabench.results.outputs import FileLock, check_folder, written
 from mtabench.results.results_file import (
     COLUMNS,
     SAMPLE_COLUMNS,

@@ -1,22 +1,32 @@
-"""In a process of its own: compile the kernels of a target and say what each takes."""
+"""Compile the kernels of targets, each in processes of its own, and say what each kernel takes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from mtabench.errors import MtabenchError
+from mtabench.processes import ProcessEndedError, call_in_process, in_threads
 from mtabench.static import machine_code
-from mtabench.static.limits import WARP, WARPS_PER_BLOCK, Limits
+from mtabench.static.limits import WARP, WARPS_PER_BLOCK, Limits, occupancy
 from mtabench.static.machine_code import Spills, ToolError, Usage
-from mtabench.static.occupancy import occupancy
-from mtabench.static.records import DOES_NOT_FIT, FAILED, OK, SKIPPED, Kernel
+from mtabench.static.records import ALL, DOES_NOT_FIT, FAILED, OK, SKIPPED, Inspection, Kernel
 from mtabench.static.shapes import Shape
 
 if TYPE_CHECKING:
     from mta_kernels.plan import KernelCall
+
+LONGEST_S = 3600.0
+
+# Called as a shape of a target is compiled: the target, the shape, its kernels.
+Progress = Callable[[Limits, Shape, Sequence[Kernel]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +105,6 @@ class _Compilation:
         self.toolchain: dict[str, str] = {}
 
     def run(self) -> ShapeDone:
-        from mtabench.static.absent_gpu import compiles_for
-
         with compiles_for(self.job.limits):
             for source in self.job.sources:
                 self.source = source.name
@@ -119,8 +127,6 @@ class _Compilation:
         return not self.job.names or any(part in short_name(name) for part in self.job.names)
 
     def _triton_kernel(self, call: KernelCall) -> None:
-        from mtabench.static.absent_gpu import compiled
-
         if not self._wanted(call.name):
             return
         name, found = short_name(call.name), compiled(call)
@@ -240,3 +246,89 @@ def _sentence(error: Exception) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"\berror\s*:", line)] or lines or [""]
     return f"{type(error).__name__}: {telling[0]}"
+
+
+def inspect(
+    targets: Sequence[Limits], shapes: Sequence[Shape], sources: Sequence[Source], *,
+    names: Sequence[str] = (), progress: Progress = lambda *args: None,
+) -> Inspection:  # fmt: skip
+    """Compile the kernels that the sources launch; `names` keeps those that hold one.
+
+    At most one process a CPU. A process that dies (a compiler may crash) costs the shapes that it had left: they have
+    one failed row each. Raises MtabenchError if a tool is missing.
+    """
+    jobs = list(_jobs(targets, shapes, sources, tuple(names)))
+    done: dict[tuple[str, Shape], ShapeDone] = {}
+    for job, message in _results(jobs):
+        if isinstance(message, str):
+            raise MtabenchError(message)
+        if isinstance(message, ShapeDone):
+            done[job.limits.target, message.shape] = message
+            progress(job.limits, message.shape, message.kernels)
+        else:
+            for shape in job.shapes:
+                if (job.limits.target, shape) not in done:
+                    lost = Kernel(job.limits.target, shape.name, ALL, FAILED, reason=str(message))
+                    done[job.limits.target, shape] = ShapeDone(shape, (lost,), {})
+                    progress(job.limits, shape, (lost,))
+    ordered = [done[limits.target, shape] for limits in targets for shape in shapes]
+    kernels = [kernel for found in ordered for kernel in found.kernels]
+    toolchain = dict(sorted(item for found in ordered for item in found.toolchain.items()))
+    return Inspection(kernels, shapes, toolchain, sorted(set().union(*(found.launched for found in ordered))))
+
+
+def _jobs(
+    targets: Sequence[Limits], shapes: Sequence[Shape], sources: Sequence[Source], names: tuple[str, ...]
+) -> Iterator[Job]:
+    """A target in few pieces, since each process imports torch anew, and in so many that all CPUs have work."""
+    count = cpus()
+    pieces = -(-count // len(targets)) if len(targets) < count else 1 + (len(targets) % count > 0)
+    pieces = min(len(shapes), pieces)
+    for limits in targets:
+        for piece in range(pieces):
+            yield Job(limits, tuple(shapes[piece::pieces]), tuple(sources), names)
+
+
+def _results(jobs: Sequence[Job]) -> Iterator[tuple[Job, Any]]:
+    """What the processes send, and the exception of one that died, as it comes."""
+    free = threading.Semaphore(cpus())
+
+    def compile_one(job: Job, give: Callable[[tuple[Job, Any]], None]) -> None:
+        try:
+            with free:
+                call_in_process(compile_job, (job,), LONGEST_S, lambda message: give((job, message)))
+        except (ProcessEndedError, TimeoutError) as error:
+            give((job, error))
+
+    return in_threads([partial(compile_one, job) for job in jobs])
+
+
+def cpus() -> int:
+    """CPUs that this process may use: the most processes at a time."""
+    return len(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def compiles_for(limits: Limits) -> Iterator[None]:
+    """Within it Triton compiles for this target, and launches nothing: one capability a process.
+
+    A JIT function keeps the target of its first call. Triton's interpreter (TRITON_INTERPRET) compiles nothing.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    target = GPUTarget("cuda", limits.number, WARP)
+    answers = {"get_current_target": lambda: target, "get_current_device": lambda: 0}
+    driver.set_active(SimpleNamespace(**answers, get_current_stream=lambda device=0: 0))
+    try:
+        yield
+    finally:
+        driver._active = None  # reset_active() would look for a real GPU
+
+
+def compiled(call: KernelCall) -> Any:
+    """Triton's CompiledKernel of a launch, or the exception of its compiler, which is a finding."""
+    try:
+        return call.source.warmup(*call.arguments, grid=call.grid, **call.constants)
+    except Exception as error:  # whatever the compiler raises: other kernels are to come
+        return error

@@ -1,6 +1,6 @@
 """What a cubin and the assembler's words say of a kernel: registers, stack, spills, static shared memory.
 
-Read with the tools in Triton's wheel: `cuobjdump -res-usage`, `ptxas -v` and `nvdisasm`.
+Read with the tools in Triton's wheel: `cuobjdump -res-usage` and `ptxas -v`.
 """
 
 import functools
@@ -86,11 +86,6 @@ def symbol_of(name: str, symbols: Iterable[str]) -> str:
 def usage_of(cubin: bytes, capability: int) -> dict[str, Usage]:
     """`parse_usage` of a cubin."""
     return parse_usage(_run_on(cubin, ".cubin", tool("cuobjdump"), "-res-usage"), capability)
-
-
-def disassembly_of(cubin: bytes) -> str:
-    """The SASS of a cubin."""
-    return _run_on(cubin, ".cubin", tool("nvdisasm"), "-c")
 
 
 def spills_of(ptx: str, options: tuple[str, ...] = ()) -> dict[str, Spills]:

@@ -8,8 +8,6 @@ from mta_kernels.operation import Operation
 from mtabench.errors import UsageError
 from mtabench.problem import axes
 
-HEAD_DIMS = (16, 256)
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -88,17 +86,9 @@ def chosen_shapes(asked: Mapping[str, Any], among: Sequence[Shape] | None) -> li
     return found
 
 
-def _head_dims(text: str) -> list[int]:
-    head_dims = axes.parse_ints(text, "--head-dim")
-    for head_dim in head_dims:
-        if not HEAD_DIMS[0] <= head_dim <= HEAD_DIMS[1]:
-            raise UsageError(f"--head-dim {head_dim} is out of range; head dims go from 16 to 256")
-    return head_dims
-
-
 # The values that each option of a shape names.
 READERS: dict[str, Callable[[Any], list]] = {
-    "head_dim": _head_dims,
+    "head_dim": axes.parse_head_dims,
     "conv": axes.parse_convs,
     "dtype": axes.parse_dtypes,
     "seq": lambda text: axes.parse_ints(text, "--seq"),

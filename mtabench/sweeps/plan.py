@@ -34,9 +34,6 @@ from mtabench.registry import (
 )
 from mtabench.sweeps.measuring_options import check_measuring, check_seed
 
-MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
-
-
 # What a sweep takes where neither an option nor a preset says otherwise.
 DEFAULTS = {
     ("cuda", "fwd"): {"seq": "1k..16k", "dtype": "bf16", "heads": "16", "tokens": "16k"},
@@ -180,7 +177,7 @@ def check_axes(options: Options) -> None:
     if options.seed is not None:
         check_seed(options.seed)
     for name, text in _texts(options, "cpu").items():
-        parse = {"head_dim": parse_head_dims, "dtype": axes.parse_dtypes}.get(name)
+        parse = {"head_dim": axes.parse_head_dims, "dtype": axes.parse_dtypes}.get(name)
         if parse is not None:
             parse(text)
         elif name in ("seq", "heads", "kv_heads", "batch", "tokens"):
@@ -227,7 +224,7 @@ def _parse(options: Options, device: str) -> _Axes:
     norms, gates = axes.parse_norms(texts["norm"]), axes.parse_gates(texts["gate"])
     return _Axes(
         seqs=axes.parse_ints(texts["seq"], "--seq"),
-        head_dims=parse_head_dims(texts["head_dim"]),
+        head_dims=axes.parse_head_dims(texts["head_dim"]),
         convs=convs,
         mixes=mixes,
         post_convs=post_convs,
@@ -357,15 +354,6 @@ def _splits_of(impl: Implementation, pass_: str, given: _Axes) -> Sequence[int |
     return given.splits if pass_ == "decode" and impl.splits else [None]
 
 
-def parse_head_dims(text: str) -> list[int]:
-    """The head dims in a list such as "64,128"; raises UsageError for one out of range."""
-    head_dims = axes.parse_ints(text, "--head-dim")
-    for head_dim in head_dims:
-        if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM:
-            raise UsageError(f"--head-dim {head_dim} is out of range; expected {MIN_HEAD_DIM} to {MAX_HEAD_DIM}")
-    return head_dims
-
-
 def find_baseline(name: str | None, cases: Sequence[Case], here: bool) -> tuple[str | None, tuple[str, ...]]:
     """What speedups of these cells of kernels refer to, and a note on those without; `name` if typed.
 
@@ -392,7 +380,7 @@ def find_baseline(name: str | None, cases: Sequence[Case], here: bool) -> tuple[
 
 def _library(cases: Sequence[Case], here: bool) -> str | None:
     """The best library kernel of those that are measured; `here` if it can run some of its cells on this machine."""
-    from mtabench.sweeps.readiness import unsupported_reason
+    from mtabench.sweeps.estimate import unsupported_reason
 
     own = [entry.name for entry in libraries(cases[0].pass_, cases[0].device, PLAIN)]
     measured = {name: cells for name in own if (cells := [case for case in cases if case.impl == name])}

@@ -20,9 +20,8 @@ from mtabench.checking.judge import Judge
 from mtabench.checking.oracle import Check
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring import timing
-from mtabench.measuring.ceilings import Ceilings, measure_ceilings
+from mtabench.measuring.ceilings import FILE_NAME, Ceilings, keep_ceilings, measure_ceilings, read_ceilings
 from mtabench.measuring.failures import failure
-from mtabench.measuring.kept_ceilings import FILE_NAME, keep_ceilings, read_ceilings
 from mtabench.measuring.timing import phase
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
@@ -31,12 +30,13 @@ from mtabench.registry import implementation_of, loaded_files
 from mtabench.results.results_file import Key, key_of
 from mtabench.results.rows import WITH_TIME, Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
 from mtabench.results.writer import Writer, to_resume
+from mtabench.sweeps.estimate import memory_reason, unsupported_reason
 from mtabench.sweeps.plan import Plan
-from mtabench.sweeps.readiness import memory_reason, unsupported_reason
 from mtabench.sweeps.settings import measuring_words
+from mtabench.sweeps.table import Watcher
 
 if TYPE_CHECKING:
-    from mtabench.sweeps.watching import Watcher
+    from mtabench.sweeps.table import Watcher
     from mtabench.transformer.problem import ModelProblem
 
 

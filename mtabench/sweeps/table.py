@@ -1,25 +1,24 @@
-"""What a person sees of a sweep: its plan, a line a row, and a table at the end."""
+"""What a person sees of a sweep: its plan, a line a row, on a terminal a bar, and a table at the end."""
 
+from __future__ import annotations
+
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from mtabench.console import significant
+from mtabench.console import say, significant
 from mtabench.errors import NothingTimedError
-from mtabench.measuring.settled import (
-    MUCH_WIDER,
-    UNSETTLED,
-    mark_of,
-    target_of,
-    typical_half,
-    unsettled,
-    was_crowded,
-)
+from mtabench.escaping import printable
+from mtabench.measuring.settled import MUCH_WIDER, UNSETTLED, TypicalHalf, mark_of, target_of, unsettled, was_crowded
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.operations import PLAIN_LACKS, STEPS, page_size_text, step_words, taps_text
-from mtabench.results.results_file import text_of
+from mtabench.results.results_file import Key, key_of_row, text_of
 from mtabench.sweeps.estimate import shown
 from mtabench.sweeps.plan import Plan
 from mtabench.tables import print_prose
@@ -30,6 +29,8 @@ ALWAYS = ("seq", "impl")
 OPTIONAL = ("pass", "dtype", "layers", "batch", "heads", "kv_heads", "head_dim", *STEPS, "causal")
 MOST_REASONS = 3  # in a sentence
 Row = Mapping[str, Any]
+REDRAW_S = 0.2
+LONGEST_CELL_S = 3600.0  # cells of the last so many seconds say how long the others take
 
 
 def print_plan(
@@ -70,11 +71,6 @@ def reason_lines(against: Mapping[Case, str]) -> list[str]:
     return lines
 
 
-def _median(row: Row) -> str:
-    """The median in ms, marked if it did not settle."""
-    return mark_of(row) + _number(row, "median_ms")
-
-
 def line(row: Row) -> str:
     """A row as one plain line."""
     cell = _cell(row)
@@ -86,7 +82,8 @@ def line(row: Row) -> str:
         result = f"{row['status']}: {text_of(row.get('reason'))}"
     else:
         speedup = text_of(row.get("speedup"))
-        result = f"{_median(row)} ms" + (f", {float(speedup):.2f}x {row['baseline']}" if speedup else "")
+        median = mark_of(row) + _number(row, "median_ms")
+        result = f"{median} ms" + (f", {float(speedup):.2f}x {row['baseline']}" if speedup else "")
         result += "" if row["status"] == "ok" else f", {row['status']}: {text_of(row.get('reason'))}"
     splits = f", splits {cell['splits']}" if cell["splits"] else ""
     return f"{problem}  {cell['impl']}{splits}: {result}"
@@ -110,7 +107,7 @@ def settled_lines(rows: Sequence[Row], max_rounds: int, time_limit_s: float) -> 
     """
     marked, timed = unsettled(rows), [row for row in rows if row["status"] == "ok"]
     lines = []
-    if (usual := typical_half(timed)) is not None:
+    if (usual := TypicalHalf().add(timed)) is not None:
         lines.append(
             f"most times are known to ±{100 * usual:.2g} % here, the median of {len(timed)} cells, and not to the "
             f"target of {100 * target_of(timed[0]):g} %; {UNSETTLED} marks more than {MUCH_WIDER:g} times that"
@@ -141,3 +138,58 @@ def _number(row: Row, name: str, digits: int = 4, factor: float = 1.0) -> str:
     """The number in a column times a factor, as `significant` shows it; empty where unknown."""
     text = text_of(row.get(name))
     return significant(factor * float(text), digits) if text else ""
+
+
+class Watcher(AbstractContextManager):
+    """Shows a sweep of `total` cells; `before` are rows that the file already has, `guesses` seconds of the others.
+
+    The bar is drawn where something ended or begins, never by a thread: that would disturb what is timed.
+    """
+
+    def __init__(
+        self, console: Console, total: int, before: Sequence[Row], guesses: Mapping[Key, float] | None = None
+    ) -> None:
+        self.rows: list[Row] = list(before)
+        self._console, self._total = console, total
+        self._guesses = dict(guesses or {})
+        self._drawn = 0.0
+        columns = BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+        self._progress = Progress(
+            *columns, console=console, auto_refresh=False, transient=True, speed_estimate_period=LONGEST_CELL_S,
+            disable=not console.is_terminal,
+        )  # fmt: skip
+        self._bar = self._progress.add_task("", total=sum(self._guesses.values()) or None)
+
+    def doing(self, text: str) -> None:
+        """Show what the sweep works on; a log wants results."""
+        self._progress.update(self._bar, description=escape(printable(text)), refresh=True)
+
+    def working(self, place: str, text: str) -> None:
+        """The same of a worker, when the bar is drawn again."""
+        self._progress.update(self._bar, description=escape(printable(f"{place}: {text}")) if text else "")
+
+    def said(self, text: str) -> None:
+        """Print it."""
+        say(self._console, text)
+
+    def ended(self, row: Row) -> None:
+        """Print the cell's line, with the worker that measured it."""
+        self.rows.append(row)
+        worker = text_of(row.get("worker"))
+        self.said(f"[{len(self.rows)}/{self._total}] {line(row)}" + (f" [{worker}]" if worker else ""))
+        key = key_of_row({name: text_of(value) for name, value in row.items()})
+        self._progress.advance(self._bar, self._guesses.pop(key, 0.0))
+
+    def refresh(self) -> None:
+        """Draw, not too often."""
+        now = time.monotonic()
+        if now - self._drawn >= REDRAW_S:
+            self._progress.refresh()
+            self._drawn = now
+
+    def __enter__(self) -> Watcher:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()

@@ -1,8 +1,10 @@
 """A plain transformer: rotary positions, RMSNorm, gated networks, and in its layers the attention asked for."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,9 @@ from torch import Tensor, nn
 from mta_kernels.multi_token_attention import MultiTokenAttention
 from mta_kernels.operation import Operation
 from mtabench.problem.layers import VOCABULARY, hidden, layer_operation
+
+if TYPE_CHECKING:
+    from mtabench.transformer.cache import Cache
 
 EPS = 1e-5
 THETA = 1e5  # rotary positions: the slowest pair turns by about 1 / THETA a token
@@ -48,16 +53,6 @@ class Config:
             self.heads, self.head_dim, pre_conv=pre, pre_mix=own.pre_mix is not None, post_conv=post,
             post_mix=own.post_mix is not None, norm=more, gate=more, backend=self.backend,
         )  # fmt: skip
-
-
-class Past(Protocol):
-    """The tokens before those that a model is given: a cache."""
-
-    def turns(self, table: Tensor, count: int) -> Tensor:
-        """The rotary angles of the next `count` tokens, out of those of all positions."""
-
-    def attend(self, layer: int, attention: MultiTokenAttention | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of the next tokens to all up to them, whose keys and values it keeps."""
 
 
 def turns_of_pairs(length: int, dim: int) -> Tensor:
@@ -143,7 +138,7 @@ class Layer(nn.Module):
         self.norm_attention, self.norm_network = (nn.RMSNorm(config.dim, eps=EPS) for _ in range(2))
         self.attention, self.network = Attention(config, layer), Network(config.dim)
 
-    def forward(self, x: Tensor, turns: Tensor, parts: Parts, past: Past | None) -> Tensor:
+    def forward(self, x: Tensor, turns: Tensor, parts: Parts, past: Cache | None) -> Tensor:
         """`[B, N, dim]` to the same."""
         own = self.attention
         q, k, v = parts.before(x, self.norm_attention.weight, own.project_in.weight, turns, self.head_dim)
@@ -179,7 +174,7 @@ class Transformer(nn.Module):
         self.norm.reset_parameters()
         nn.init.normal_(self.tokens.weight, std=self.config.dim**-0.5)
 
-    def hidden(self, tokens: Tensor, past: Past | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, past: Cache | None = None) -> Tensor:
         """What the last layer gives, `[B, N, dim]`; `past` holds the tokens before, and then these as well."""
         count = tokens.shape[1]
         turns = self.table[:, :count] if past is None else past.turns(self.table, count)

@@ -10,11 +10,9 @@ from page_faults import looks, page_faults, tab_to
 from simulated_histories import a_year, columns, row, sha, stepped, write, write_histories
 
 from mtabench.commands import dashboard
-from mtabench.dashboard.data import DashboardSettings, dashboard_data
-from mtabench.dashboard.files import Archive
+from mtabench.dashboard.data import DashboardSettings, dashboard_data, site_files, write_site
 from mtabench.dashboard.findings import find
-from mtabench.dashboard.histories import Collector
-from mtabench.dashboard.site import site_files, write_site
+from mtabench.dashboard.histories import Archive, Collector
 
 RESULTS = Path(__file__).parents[2] / "results"
 REPOSITORY = "https://github.com/owner/name"

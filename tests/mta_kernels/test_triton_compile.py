@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("triton")
 
 from mtabench.cli import main
-from mtabench.static import runs
+from mtabench.static import compiling
 from mtabench.static.compiling import short_name
 from mtabench.static.limits import DEFAULT_TARGETS
 from mtabench.static.records import read_json
@@ -45,7 +45,7 @@ CASES = [
 
 @pytest.mark.parametrize(("target", "shapes"), CASES)
 def test_kernels_are_as_good_as_in_the_baseline(target, shapes, monkeypatch, capsys):
-    monkeypatch.setattr(runs, "cpus", lambda: 1)  # the other tests have the other ones
+    monkeypatch.setattr(compiling, "cpus", lambda: 1)  # the other tests have the other ones
     words = ["inspect", "--baseline", str(BASELINE), "--target", target, *shapes.split()]
     monkeypatch.setattr(sys, "argv", ["mtabench", *words])
     with pytest.raises(SystemExit) as ended:

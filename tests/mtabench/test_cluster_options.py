@@ -7,7 +7,7 @@ import stat
 import pytest
 from command_line import contents, make_runner, refused
 
-from mtabench import cluster_options
+from mtabench import options
 from mtabench.cluster import dask_cluster, facts
 
 CPU = ("--device", "cpu", "--seq", "16", "--impl", "eager")
@@ -81,7 +81,7 @@ def test_a_scheduler_that_is_not_there_or_never_speaks(mtabench, tmp_path, monke
 
 
 def test_without_dask_it_says_what_to_install(mtabench, monkeypatch):
-    monkeypatch.setattr(cluster_options, "find_spec", lambda name: None)
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
     words = ("fwd", *CPU, "--scheduler", "tls://node01:8786")
     refused(mtabench(*words), "needs the package distributed", "pip install 'mtabench[cluster]'")
 

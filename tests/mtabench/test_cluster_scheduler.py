@@ -15,7 +15,7 @@ import dask
 from distributed import LocalCluster, Security
 
 from mtabench import registry
-from mtabench.cluster import dask_cluster, groups, team, worker
+from mtabench.cluster import dask_cluster, team, worker
 from mtabench.cluster.facts import facts_here
 from mtabench.results.results_file import read_results
 from mtabench.results.rows import cell_row
@@ -129,7 +129,7 @@ def test_a_scheduler_that_is_gone_stops_the_sweep_and_what_was_measured_is_kept(
 
 @pytest.mark.long
 def test_a_worker_that_is_killed_comes_again_and_its_group_is_given_up(mtabench, tmp_path, monkeypatch):
-    monkeypatch.setattr(groups, "MOST_DEATHS", 2)
+    monkeypatch.setattr(team, "MOST_DEATHS", 2)
     impl = ("--seq", "16,32", "--impl", "eager,kills-at-16")
     with cluster_here(processes=True) as cluster:
         code, out, err = mtabench("fwd", *CPU, *impl, "--scheduler", cluster.scheduler_address, "--out", "out.csv")

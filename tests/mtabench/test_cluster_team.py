@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 from written_runs import ENVIRONMENT
 
-from mtabench.cluster import groups, team
+from mtabench.cluster import team
 from mtabench.cluster.team import Team
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.timing import Settings
@@ -100,7 +100,7 @@ def test_the_group_of_a_lost_worker_is_measured_last_by_another(tmp_path):
 def test_a_group_that_kills_its_workers_is_given_up_with_the_reasons(tmp_path):
     workers = PlantedWorkers({1: worker(1), 2: worker(2), 3: worker(3)}, dying=[1, 2, 3])
     table, said = sweep(tmp_path / "out.csv", workers, {}, seq="16")
-    assert (len(said), set(table["status"])) == (groups.MOST_DEATHS, {"error"})
+    assert (len(said), set(table["status"])) == (team.MOST_DEATHS, {"error"})
     (reason,) = set(table["reason"])
     assert reason.startswith("its worker died 3 times while measuring cells of this shape, on node")
     assert all(f"on node{number} GPU 0: its worker was lost" in reason for number in (1, 2, 3))

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from written_runs import WITH_TIME, case, rounds
 
-from mtabench.comparing.compare import compare, judge, parse_threshold
+from mtabench.comparing.compare import compare, judge
 from mtabench.comparing.inference import LogRatios
+from mtabench.problem.axes import parse_percent
 from mtabench.results.runs import read_run
 
 
@@ -145,7 +146,7 @@ def test_a_cell_without_a_time_in_the_first_run(mtabench, pair):
 def test_the_threshold_is_the_change_that_counts(mtabench, pair):
     pair(head={case(64): rounds(1.03, seed=20)})
     assert [mtabench("compare", "base.csv", "head.csv", "--threshold", t)[0] for t in ("1%", "2 %", "5%")] == [1, 1, 0]
-    assert parse_threshold("0.5%") == pytest.approx(0.005)
+    assert parse_percent("0.5%", "--threshold") == pytest.approx(0.005)
 
 
 def test_what_passes_although_it_is_in_doubt_is_said(mtabench, pair):

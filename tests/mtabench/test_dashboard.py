@@ -8,7 +8,7 @@ import pytest
 from command_line import refused
 from simulated_histories import a_year, row, sha, write
 
-from mtabench.dashboard.site import badge
+from mtabench.dashboard.data import badge
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs/dashboard.md"
 FILES = [".mtabench-dashboard", "badge.json", "data.json", "index.html"]

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from simulated_histories import columns, row, sha, steady, stepped, write, write_histories
 
-from mtabench.dashboard import files, histories
-from mtabench.dashboard.files import read_archive
+from mtabench.dashboard import histories
 from mtabench.dashboard.findings import find
-from mtabench.dashboard.histories import Collector
+from mtabench.dashboard.histories import Collector, read_archive
 from mtabench.errors import UsageError
 
 
@@ -64,7 +63,7 @@ def test_kernels_compiled_for_another_gpu_are_no_slower_code(tmp_path):
     write(tmp_path / "b.csv", [row(1, 3.0, impl="triton", **other), row(1, 1.0, impl="cuda", **other)])
     archive = read_archive(tmp_path)
     assert (archive.rows, len(archive.histories)) == (2, 2)
-    assert archive.skipped == {files.FOR_OTHERS: 1}
+    assert archive.skipped == {histories.FOR_OTHERS: 1}
 
 
 def test_a_folder_is_read_with_what_lies_below_it(tmp_path):
@@ -77,7 +76,7 @@ def test_a_folder_is_read_with_what_lies_below_it(tmp_path):
     os.symlink(tmp_path / "c.CSV", tmp_path / "link.csv")
     archive = read_archive(tmp_path)
     assert (archive.files, archive.rows, len(archive.runs), len(archive.histories)) == (4, 4, 4, 1)
-    assert archive.skipped == {files.SAMPLES: 1, files.OTHER: 1, files.LINKS: 1}
+    assert archive.skipped == {histories.SAMPLES: 1, histories.OTHER: 1, histories.LINKS: 1}
 
 
 def test_a_broken_file_is_told_and_the_others_count(tmp_path):
@@ -103,7 +102,7 @@ def test_a_folder_without_anything_to_read_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(histories, "MOST_POINTS"), (histories, "MOST_CELLS"), (files, "MOST_FILES")]
+    ("module", "name"), [(histories, "MOST_POINTS"), (histories, "MOST_CELLS"), (histories, "MOST_FILES")]
 )
 def test_too_much_is_refused_with_a_sentence(tmp_path, monkeypatch, module, name):
     write(tmp_path / "a.csv", [row(0, 1.0), row(0, 1.0, seq="2048")])

@@ -9,14 +9,13 @@ import torch
 from written_runs import case, rounds, write_run
 
 from mtabench import environment
-from mtabench.dashboard.site import write_site
+from mtabench.dashboard.data import write_site
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.git import BEGINNINGS
 from mtabench.measuring import ceilings
-from mtabench.measuring.ceilings import Ceilings
-from mtabench.measuring.kept_ceilings import keep_ceilings, read_ceilings
+from mtabench.measuring.ceilings import Ceilings, keep_ceilings, read_ceilings
 from mtabench.pages.page import GENERATOR
-from mtabench.results.lock import FileLock
+from mtabench.results.outputs import FileLock
 from mtabench.results.results_file import COLUMNS, SAMPLE_COLUMNS
 
 KNOWN = {"device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty"}

@@ -17,8 +17,8 @@ from mtabench.commands.sweep import _draw_at_end
 from mtabench.help import WIDTH
 from mtabench.measuring import timing
 from mtabench.problem.case import KERNEL_PASSES
-from mtabench.sweeps.isolation import CELL_TIMEOUT_S
 from mtabench.sweeps.plan import DEFAULTS
+from mtabench.sweeps.this_process import CELL_TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 

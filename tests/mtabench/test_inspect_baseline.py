@@ -10,10 +10,21 @@ from mta_kernels.conv_attention.cuda_sm80 import forward
 from mta_kernels.conv_attention.cuda_sm80.backward import constants_for
 from mtabench.problem.inputs import DTYPES
 from mtabench.static import plans
-from mtabench.static.baseline import BETTER, NEW, SKIP, WORSE, compare
 from mtabench.static.compiling import short_name
 from mtabench.static.limits import DEFAULT_TARGETS, limits_of
-from mtabench.static.records import DOES_NOT_FIT, FAILED, SKIPPED, Inspection, Kernel, read_json
+from mtabench.static.records import (
+    BETTER,
+    DOES_NOT_FIT,
+    FAILED,
+    NEW,
+    SKIP,
+    SKIPPED,
+    WORSE,
+    Inspection,
+    Kernel,
+    compare,
+    read_json,
+)
 from mtabench.static.shapes import ALL_SHAPES, Shape
 
 BASELINE = Path(__file__).parents[2] / "results/static/baseline.json"

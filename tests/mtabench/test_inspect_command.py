@@ -11,7 +11,7 @@ from command_line import make_runner, refused
 
 from mta_kernels.nvrtc.compiler import missing_package
 from mtabench.commands import inspect as command
-from mtabench.static import runs
+from mtabench.static import compiling
 from mtabench.static.limits import limits_of
 from mtabench.static.records import SKIPPED, Inspection, Kernel, json_text, read_json
 from mtabench.static.shapes import Shape
@@ -37,7 +37,7 @@ def inspect(monkeypatch, capsys, tmp_path):
 def modest():
     """The modest kernels for sm_90."""
     pytest.importorskip("triton")
-    return runs.inspect([limits_of("sm_90")], [Shape()], [planted_sources.planted("modest")])
+    return compiling.inspect([limits_of("sm_90")], [Shape()], [planted_sources.planted("modest")])
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def compiles_to(monkeypatch):
     """Have `mtabench inspect` find these kernels, and compile nothing."""
 
     def plant(found):
-        monkeypatch.setattr(runs, "inspect", lambda *args, **options: found)
+        monkeypatch.setattr(command, "inspect", lambda *args, **options: found)
         monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: object())
 
     return plant

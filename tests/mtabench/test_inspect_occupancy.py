@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from mtabench.errors import UsageError
-from mtabench.static.limits import LIMITS, TARGETS, limits_of
-from mtabench.static.occupancy import occupancy
+from mtabench.static.limits import LIMITS, TARGETS, limits_of, occupancy
 
 FACTORS = {1: "warps", 2: "registers", 4: "shared memory", 8: "blocks"}  # of cuda_occupancy.h
 KIB = 1024

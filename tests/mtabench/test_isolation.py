@@ -11,7 +11,7 @@ from mtabench import registry
 from mtabench.measuring.timing import Settings
 from mtabench.results.results_file import read_results, samples_path
 from mtabench.results.writer import Writer
-from mtabench.sweeps import isolation, measuring_process
+from mtabench.sweeps import measuring_process, this_process
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.sweep import SweepInterruptedError
 
@@ -31,7 +31,7 @@ def run(path, impl, resume=False, doing=None, **options):
     plan = make_plan(Options("fwd", impl=impl, isolate=True, **(shape | options)))
     watcher = Mock(**{"doing.side_effect": doing})
     with Writer(path, resume=resume) as writer:
-        statuses = isolation.run_isolated(plan, writer, QUICK, watcher)
+        statuses = this_process.run_isolated(plan, writer, QUICK, watcher)
     assert sum(statuses.values()) == watcher.ended.call_count
     return plan, watcher
 

@@ -14,8 +14,7 @@ from mtabench.checking import verify
 from mtabench.checking.verify import CheckedShape, CheckRow
 from mtabench.commands import verify as verify_command
 from mtabench.json_output import plain
-from mtabench.measuring.ceilings import Ceilings
-from mtabench.measuring.kept_ceilings import keep_ceilings
+from mtabench.measuring.ceilings import Ceilings, keep_ceilings
 from mtabench.results.results_file import COLUMNS, KEY_COLUMNS, read_file
 
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"

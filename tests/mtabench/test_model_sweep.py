@@ -22,8 +22,7 @@ from mtabench.sweeps import sweep
 from mtabench.sweeps.cells_plan import any_plan
 from mtabench.sweeps.plan import Options
 from mtabench.transformer import cache, model, shared
-from mtabench.transformer.problem import ModelProblem
-from mtabench.transformer.training import Training
+from mtabench.transformer.problem import ModelProblem, Training
 
 SMALL = {"layers": "4", "heads": "2", "dim": "32", "seq": "12", "batch": "2", "conv": "3x5"}
 WORDS = shlex.split("--layers 3 --heads 2 --dim 32 --seq 16 --batch 2 --conv 3x5 --device cpu")

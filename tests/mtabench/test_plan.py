@@ -11,7 +11,7 @@ from mtabench.errors import UsageError
 from mtabench.problem.case import MODES
 from mtabench.registry import default_names, find
 from mtabench.results.results_file import key_of, key_of_row, read_file
-from mtabench.sweeps import readiness
+from mtabench.sweeps import estimate
 from mtabench.sweeps.cells_plan import any_plan
 from mtabench.sweeps.plan import Options, make_plan
 
@@ -133,7 +133,7 @@ def test_plain_attention_alone_is_compared_with_the_best_library_kernel_that_run
     names = "sdpa-flash,sdpa-cudnn,flash-attn-3"
     assert make_plan(Options("fwd", impl=names), "cuda").baseline == "sdpa-cudnn"  # for GPUs that are elsewhere
     monkeypatch.setattr(
-        readiness, "unsupported_reason", lambda case: "not installed" if case.impl == "sdpa-flash" else None
+        estimate, "unsupported_reason", lambda case: "not installed" if case.impl == "sdpa-flash" else None
     )
     assert plan(impl="sdpa-math,sdpa-flash").baseline == "sdpa-math"
     alone = plan(impl="c-tiled")

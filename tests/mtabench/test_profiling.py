@@ -22,10 +22,9 @@ from mtabench.commands import profile as command
 from mtabench.environment import cpu_name
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.problem.case import Case
-from mtabench.profiling import ncu
+from mtabench.profiling import ncu_report as ncu
 from mtabench.profiling.ncu_report import Counters, parse, read_report
-from mtabench.profiling.tables import read_memory_bytes
-from mtabench.profiling.verdict import bound_by, launch_verdict, verdict
+from mtabench.profiling.tables import bound_by, launch_verdict, read_memory_bytes, verdict
 from mtabench.results.results_file import key_of
 
 REPORTS = Path(__file__).parent / "ncu"

@@ -10,8 +10,8 @@ from hostile_cells import poison
 from written_runs import case, rounds, write_run
 
 from mtabench.charts.text import TIMES
-from mtabench.report import page as report_page
-from mtabench.report.data import command_of, read_report
+from mtabench.report import data as report_data
+from mtabench.report.data import command_of, page_data, read_report
 from mtabench.results.results_file import read_file
 
 ROOT = Path(__file__).parents[2]
@@ -107,8 +107,8 @@ def test_commands_that_mtabench_writes_are_offered(tmp_path):
 
 
 def test_many_cells_are_cut_and_it_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(report_page, "MOST_CELLS", 3)
-    data = report_page.page_data(read_report(measured(tmp_path / "a.csv")))
+    monkeypatch.setattr(report_data, "MOST_CELLS", 3)
+    data = page_data(read_report(measured(tmp_path / "a.csv")))
     assert len(data["cells"]["rows"]) == 3
     assert data["notes"] == ["The page shows the first 3 of 5 cells; the summary is of all."]
 
@@ -125,6 +125,6 @@ def test_a_large_figure_has_its_interval_and_no_digit_that_it_hides(tmp_path):
 
 def test_charts_that_are_too_large_are_a_note(tmp_path):
     cells = [conv_cell(f"i{number}", 1024, 1.0) for number in range(61)]
-    data = report_page.page_data(read_report(write(tmp_path / "a.csv", cells)))
+    data = page_data(read_report(write(tmp_path / "a.csv", cells)))
     assert (data["charts"], len(data["cells"]["rows"])) == ([], 61)
     assert data["notes"][0].startswith("There are no charts: these results name 61 implementations")

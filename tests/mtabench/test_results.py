@@ -22,7 +22,7 @@ from mtabench.errors import MtabenchError, UsageError
 from mtabench.prediction import plans
 from mtabench.problem.case import Case
 from mtabench.results.columns import TABLE
-from mtabench.results.lock import FileLock
+from mtabench.results.outputs import FileLock
 from mtabench.results.results_file import (
     COLUMNS,
     SAMPLE_COLUMNS,

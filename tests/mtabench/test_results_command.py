@@ -9,8 +9,8 @@ from paired_runs import process_rounds
 from written_runs import case, rounds, write_run
 
 from mtabench.commands import results as results_command
+from mtabench.comparing.pairs import merge
 from mtabench.errors import UsageError
-from mtabench.results.merging import merge
 from mtabench.results.results_file import read_file, read_results, samples_path
 from mtabench.results.runs import read_run
 from mtabench.results.writer import Writer

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mtabench.measuring import caches, samplers
+from mtabench.measuring import samplers
 
 LAUNCH_S, FLUSH_S, EDGES_S = 2e-4, 3e-5, 5e-6
 
@@ -178,15 +178,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         return torch.ones(size, dtype=torch.uint8)
 
     stream = SimpleNamespace(synchronize=lambda: fake.done.append("context"))
-    monkeypatch.setattr(caches, "_libcuda", lambda: SimpleNamespace(cuCtxResetPersistingL2Cache=reset))
-    monkeypatch.setattr(caches, "l2_bytes", lambda: 5 * caches.PAGE_BYTES)
-    monkeypatch.setattr(caches.torch, "empty", empty)
-    monkeypatch.setattr(caches.torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(samplers.ctypes, "CDLL", lambda name: SimpleNamespace(cuCtxResetPersistingL2Cache=reset))
+    monkeypatch.setattr(samplers, "l2_bytes", lambda: 5 * samplers.PAGE_BYTES)
+    monkeypatch.setattr(samplers.torch, "empty", empty)
+    monkeypatch.setattr(samplers.torch.cuda, "current_stream", lambda: stream)
     return fake
 
 
 def test_persisting_lines_are_reset_in_a_context_before_the_first_flush(calls: SimpleNamespace) -> None:
-    flush = caches.cache_flush("cuda", "cold")
+    flush = samplers.cache_flush("cuda", "cold")
     assert flush is not None
     assert calls.done == ["context", "reset", "buffer"]
     flush()
@@ -195,4 +195,4 @@ def test_persisting_lines_are_reset_in_a_context_before_the_first_flush(calls: S
 def test_a_driver_that_refuses_is_not_passed_over(calls: SimpleNamespace) -> None:
     calls.result = 201
     with pytest.raises(RuntimeError, match="does not reset the L2 cache's persisting lines: error 201"):
-        caches.cache_flush("cuda", "cold")
+        samplers.cache_flush("cuda", "cold")

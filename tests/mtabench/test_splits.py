@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from mta_kernels.operation import Operation
+from mtabench.charts.kinds.splits import choices
 from mtabench.prediction import plans
 from mtabench.problem.case import Case
 from mtabench.results.rows import RunFacts, cell_row
-from mtabench.results.splits import choices
 from mtabench.sweeps.table import line
 
 

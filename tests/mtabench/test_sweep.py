@@ -10,8 +10,7 @@ from mtabench import environment, registry
 from mtabench.cli import app
 from mtabench.errors import MtabenchError
 from mtabench.measuring import timing
-from mtabench.measuring.ceilings import Ceilings
-from mtabench.measuring.kept_ceilings import keep_ceilings
+from mtabench.measuring.ceilings import Ceilings, keep_ceilings
 from mtabench.problem.case import Case
 from mtabench.problem.work import bytes_moved
 from mtabench.results.results_file import key_of, read_file, read_results, samples_path

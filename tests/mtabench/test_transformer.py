@@ -21,11 +21,10 @@ from mtabench.problem.layers import (
 )
 from mtabench.problem.operations import make_operation
 from mtabench.problem.work import tokens, useful_flops
-from mtabench.transformer.cache import Cache
-from mtabench.transformer.generation import Generator, prefill, step
+from mtabench.transformer.cache import Cache, Generator, prefill, step
 from mtabench.transformer.model import Config, Transformer
+from mtabench.transformer.problem import Training
 from mtabench.transformer.shared import Shared, shared_of
-from mtabench.transformer.training import Training
 
 ROOT = Path(__file__).parents[2]
 HEADS, HEAD_DIM, WORDS = 2, 16, 50

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from written_runs import case, rounds, write_run
 
 from mtabench.charts import draw
-from mtabench.dashboard.site import MARKER, write_site
+from mtabench.dashboard.data import write_site
 from mtabench.errors import UsageError
-from mtabench.measuring.kept_ceilings import PLACE, keep_ceilings
+from mtabench.git import SITE_MARKER
+from mtabench.measuring.ceilings import PLACE, keep_ceilings
 from mtabench.results import results_file as results
 from mtabench.results import runs
 from mtabench.results.results_file import (
@@ -294,7 +295,8 @@ def test_what_a_link_leads_to_is_not_written(tmp_path):
     chart = partial(draw, [run], tmp_path / "charts", ["time"], formats=["svg"])
     names = {path.name for path in chart()}
     assert names
-    places = {tmp_path / "charts" / name for name in names} | {folder / MARKER, folder / "a.json", tmp_path / "kept"}
+    kept = {folder / SITE_MARKER, folder / "a.json", tmp_path / "kept"}
+    places = {tmp_path / "charts" / name for name in names} | kept
     folder.mkdir()
     theirs.write_text("[]")
     for place in places:

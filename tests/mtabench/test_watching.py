@@ -18,8 +18,8 @@ from mtabench.measuring.timing import Measurement
 from mtabench.results.outputs import named
 from mtabench.results.results_file import key_of
 from mtabench.results.rows import RunFacts, cell_row, timed_row
-from mtabench.sweeps import watching
-from mtabench.sweeps.watching import Watcher
+from mtabench.sweeps import table
+from mtabench.sweeps.table import Watcher
 
 FACTS = RunFacts("a", "2026-01-02T03:04:05Z", ENVIRONMENT)
 KEYS = [key_of(case(seq)) for seq in (64, 128, 256)]
@@ -44,7 +44,7 @@ def test_names_and_reasons_are_shown_as_they_are(monkeypatch, capsys):
 
 
 def test_a_terminal_has_a_line_a_cell_and_a_bar_with_the_time_left_that_fits(monkeypatch):
-    monkeypatch.setattr(watching, "REDRAW_S", 0.0)
+    monkeypatch.setattr(table, "REDRAW_S", 0.0)
     paper = io.StringIO()
     console = Console(file=paper, width=80, height=20, force_terminal=True, color_system=None)
     with Watcher(console, 3, [], dict.fromkeys(KEYS, 30.0)) as shown:

@@ -9,7 +9,7 @@ import torch
 from own_cases import EXAMPLES, OWN, case_of, forget, judged, own
 
 from mta_kernels.operation import Operation
-from mtabench.checking import side_effects
+from mtabench.checking import judge
 from mtabench.checking.judge import Judge
 from mtabench.errors import UnsupportedError
 from mtabench.measuring.failures import WrongResultError
@@ -107,19 +107,19 @@ def test_what_is_right_on_an_idle_device_only_is_said_to_work_on_another_stream(
     judge = Judge(one, inputs, 0)
     closure = implementation_of(one).build(one, inputs)
     early = judge.first(lambda probe: 0 * closure(), lambda probe: closure())
-    assert (early.ok, early.reason) == (False, side_effects.EARLY)
+    assert (early.ok, early.reason) == (False, judge.EARLY)
     assert "against float64" in judge.first(lambda probe: 0 * closure(), lambda probe: 0 * closure()).reason
 
 
 def test_a_result_that_changes_until_the_device_is_idle_is_late(monkeypatch):
     """A GPU's stream saw it before another one had written it, finite or not."""
     result = torch.zeros(2, 3)
-    seen = side_effects.look([result])
+    seen = judge.look([result])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    side_effects.check_in_time("cuda", seen, [result])
+    judge.check_in_time("cuda", seen, [result])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: result.fill_(1))
     with pytest.raises(WrongResultError, match="comes later"):
-        side_effects.check_in_time("cuda", seen, [result])
+        judge.check_in_time("cuda", seen, [result])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -130,11 +130,11 @@ def test_sums_tell_whether_a_tensor_changed_however_it_lies(dtype):
         buffer[:960].view(2, 3, 10, 16), buffer[1:961].view(2, 3, 10, 16), buffer[:990].view(2, 3, 165), buffer[:1],
         buffer[:960].view(2, 10, 3, 16).transpose(1, 2), buffer[:16].as_strided((1, 1, 1, 16), (16, 16, 1, 1)),
     ):  # fmt: skip
-        seen, before = side_effects.look([x]), x.clone()
-        assert all(map(torch.equal, seen, side_effects.look([x])))
+        seen, before = judge.look([x]), x.clone()
+        assert all(map(torch.equal, seen, judge.look([x])))
         for change in (lambda x: x[(0,) * x.dim()].neg_(), lambda x: x.copy_(x.roll(1, -1))):
             change(x)
-            assert torch.equal(x, before) or not all(map(torch.equal, seen, side_effects.look([x])))
+            assert torch.equal(x, before) or not all(map(torch.equal, seen, judge.look([x])))
             x.copy_(before)
 
 

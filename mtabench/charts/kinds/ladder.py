@@ -13,9 +13,8 @@ from matplotlib.axes import Axes
 from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import one_line_each
 from mtabench.charts.findings import speed
-from mtabench.charts.lines import log_ticks
+from mtabench.charts.lines import LABEL_SIZE, NamedRows, log_ticks, name_rows, rows_chart, write_number
 from mtabench.charts.panels import word_of
-from mtabench.charts.rows import LABEL_SIZE, NamedRows, name_rows, rows_chart, write_number
 from mtabench.charts.style import Look
 from mtabench.charts.text import TIMES, caption, factor, milliseconds, shortened, tokens, unsettled_note
 from mtabench.measuring.settled import UNSETTLED

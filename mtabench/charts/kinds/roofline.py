@@ -14,8 +14,7 @@ from mtabench.charts.ceilings import READING, Memory, intensity, known_ceilings
 from mtabench.charts.chart import PANEL_INCHES, Chart, Kind, columns_of, titled
 from mtabench.charts.data import one_line_each
 from mtabench.charts.findings import plain, reach, where
-from mtabench.charts.labels import names_width, naming
-from mtabench.charts.lines import log_ticks, plain_axes, spread, yardstick_notes
+from mtabench.charts.lines import log_ticks, names_width, naming, plain_axes, spread, yardstick_notes
 from mtabench.charts.panels import Panel, broken, column, failure_note, panels
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, number, percent, span, unsettled_note

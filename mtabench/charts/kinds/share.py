@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import one_line_each
 from mtabench.charts.findings import OPERATION, SHAPE, subject
-from mtabench.charts.rows import NamedRows, name_rows, rows_chart, write_number
+from mtabench.charts.lines import NamedRows, name_rows, rows_chart, write_number
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, percent, shortened, span, steps, tokens, unsettled_note
 from mtabench.measuring.settled import UNSETTLED

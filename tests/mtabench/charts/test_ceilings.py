@@ -5,8 +5,7 @@ from chart_cells import conv_cell, write
 
 from mtabench.charts.ceilings import known_ceilings
 from mtabench.charts.data import read_cells
-from mtabench.measuring.ceilings import Ceilings
-from mtabench.measuring.kept_ceilings import keep_ceilings
+from mtabench.measuring.ceilings import Ceilings, keep_ceilings
 
 MATMUL, COPY = 806.7, 4240.4
 PLACE = {"device": "Test GPU", "driver": "1.2", "torch": "2.11.0"}

@@ -7,8 +7,8 @@ import pytest
 from chart_cells import conv_cell, oom, plain_cell, write
 
 from mtabench.charts.data import read_cells
-from mtabench.charts.embedded import SVG, embedded_charts
 from mtabench.charts.style import own_styles
+from mtabench.report.data import SVG, embedded_charts
 
 UNSETTLED = {"ci95_low_ms": 0.5, "ci95_high_ms": 9.0}
 

@@ -4,7 +4,7 @@ import pytest
 from chart_cells import conv_cell, faults, oom, plain_cell, said, words
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from mtabench.charts.labels import spread_out
+from mtabench.charts.lines import spread_out
 
 
 @pytest.mark.parametrize(
