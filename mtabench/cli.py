@@ -21,11 +21,11 @@ app.add_typer(results_app, name="results", rich_help_panel="Look")
 ci_app = App(help="Gate pull requests and publish a dashboard by GitHub Actions.", add_completion=False)
 app.add_typer(ci_app, name="ci", rich_help_panel="Compare")
 
-OF_ANOTHER = {"ignore_unknown_options": True}  # those of the sweep that is to run
+OF_ANOTHER = {"ignore_unknown_options": True}  # unknown options belong to the sweep that is to run
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         from mtabench import __version__
 
         print(f"mtabench {__version__}")
@@ -89,7 +89,7 @@ def verify(
     json: o.PrintJson = False,
 ) -> int:
     """Check results, time nothing. Errors against float64, causality, and what else any correct kernel obeys."""
-    check_axes(options)  # here and below: torch and matplotlib take seconds to import, and a slip is told before
+    check_axes(options)  # here and below: torch and matplotlib take seconds to import, a typing error needs none
     from mtabench.commands.verify import run
 
     return run(options, causal, json)
@@ -164,8 +164,8 @@ def inspect_(
     """Compile the kernels for GPUs that are not there. Shows registers, spills, occupancy and what limits it."""
     from mtabench.commands.inspect import run
 
-    asked = {name: getattr(options, name) for name in ("head_dim", "conv", "dtype", "seq")} | {"causal": causal}
-    return run(target, kernel, asked, all_shapes, baseline, accept, json_file, overwrite)
+    shapes = {name: getattr(options, name) for name in ("head_dim", "conv", "dtype", "seq")} | {"causal": causal}
+    return run(target, kernel, shapes, all_shapes, baseline, accept, json_file, overwrite)
 
 
 @app.command(rich_help_panel="Understand")
@@ -324,5 +324,5 @@ def command_line() -> Any:
 
 
 def main() -> None:
-    """The same in `mtabench.__main__`, for whoever has imported this module already."""
+    """The same in `mtabench.__main__`, for callers that have imported this module already."""
     run_and_exit(command_line)

@@ -17,7 +17,7 @@ SMALL_RATE = 1e-3  # TFLOP/s
 
 
 class PipeTolerantWriter:
-    """Standard output for a command that goes on when nobody reads it any more, as after `| head`."""
+    """Standard output for a command that goes on when its reader is gone, as after `| head`."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -67,7 +67,7 @@ def make_console(writer: PipeTolerantWriter | None = None, quiet: bool = False) 
 
 
 def has_width(console: Console) -> bool:
-    """Whether somebody looks at a width; what goes to a pipe or a log is searched, and its sentences stay whole."""
+    """Whether a person sees the width; a reader searches pipes and logs, so there sentences stay whole."""
     return console.is_terminal or "COLUMNS" in os.environ
 
 
@@ -82,7 +82,7 @@ def say(console: Console, text: str) -> None:
 
 @contextmanager
 def warnings_at_end() -> Iterator[None]:
-    """Within, warnings are kept, and said on standard error at the end, once a line of code that warns.
+    """Within, warnings are kept, and printed on standard error at the end, once a line of code that warns.
 
     What is imported and called gives them amid a command's lines, and over the bar of a terminal.
     """

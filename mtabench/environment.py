@@ -29,7 +29,7 @@ THROTTLE_REASONS = 0x08 | 0x20 | 0x40 | 0x80
 
 
 class TorchBuild(NamedTuple):
-    """PyTorch's version, and that of the CUDA it is built with, empty without."""
+    """PyTorch's version, and the version of the CUDA it is built with, empty without."""
 
     version: str
     cuda: str
@@ -41,8 +41,8 @@ def torch_build() -> TorchBuild:
     spec = find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
-    said = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    return TorchBuild(said["__version__"], said.get("cuda") or "")
+    module = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    return TorchBuild(module["__version__"], module.get("cuda") or "")
 
 
 def resolve_device(name: str) -> str:
@@ -59,7 +59,7 @@ def resolve_device(name: str) -> str:
 
 
 def let_triton_interpret(device: str) -> None:
-    """On a CPU, let Triton's interpreter run its kernels, those of a file as well; Triton asks as they are imported."""
+    """On a CPU, let Triton's interpreter run its kernels, a file's as well; Triton checks as they are imported."""
     if device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -15,8 +15,8 @@ _COMMAND = re.compile(r"^\s*::|##(?=\[)", re.MULTILINE)
 def printable(text: str) -> str:
     r"""The text with what a terminal obeys instead of showing made visible: ESC is `\x1b`, and so on.
 
-    That is everything Unicode does not call printable: control characters, the marks that turn the direction of
-    writing around, line separators, and every space but the plain one.
+    Unicode does not call these printable: control characters, marks that change the direction of writing, line
+    separators, and every space but the plain one.
     """
     if text.isprintable():
         return text
@@ -42,8 +42,8 @@ def in_markdown(text: str) -> str:
     text = _MARKDOWN.sub(lambda match: f"\\{match[0]}", text)
     if not linked:
         return text
-    # Links are found in the source and in the text that comes out: entities hide from the one, code from the other,
-    # and a comment splits an address.
+    # Links are found in the source and in the resulting text. Entities hide from the one, code from the other, and a
+    # comment splits an address.
     for character in ":.":
         text = text.replace(character, f"&#{ord(character)};")
     text = text.replace("@", "@<!-- -->")

@@ -40,9 +40,9 @@ def run_and_exit(command: Callable[[], Any]) -> NoReturn:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # what the terminal's encoding lacks is shown as its number
         sys.stdout.reconfigure(errors="backslashreplace")
-    if os.environ.get("COLUMNS") == "0":  # not known, says whoever set it; Rich would print nothing at all
+    if os.environ.get("COLUMNS") == "0":  # 0 means not known; Rich would print nothing at all
         del os.environ["COLUMNS"]
-    os.environ["MPLBACKEND"] = "agg"  # that of a notebook is not installed here, and nothing is shown on a screen
+    os.environ["MPLBACKEND"] = "agg"  # a notebook's backend is not installed here, and nothing is shown on a screen
     _name_the_account()
     with _noting_stops() as stops:
         try:
@@ -54,7 +54,7 @@ def run_and_exit(command: Callable[[], Any]) -> NoReturn:
         except KeyboardInterrupt:
             code = STOPPED
         except SystemExit as end:
-            # Where nobody reads the output, Rich raises it for a BrokenPipeError, and Typer wraps standard output.
+            # Without a reader, Rich raises it for a BrokenPipeError, and Typer wraps standard output.
             if not isinstance(end.__context__, BrokenPipeError) and type(sys.stdout).__name__ != "PacifyFlushWrapper":
                 raise
             code = _unread()
@@ -111,7 +111,7 @@ def _reader_is_gone(error: OSError) -> bool:
 
 
 def _output_ended(error: OSError) -> int:
-    """Say that the disk below standard output is full; nothing if who read it, such as head, has seen enough."""
+    """Report that the disk below standard output is full; nothing if its reader, such as head, has seen enough."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends, and says so
     if error.errno == errno.ENOSPC:
         _fail(f"cannot write {error.filename or 'the output'}: {error.strerror}", 1)
@@ -119,7 +119,7 @@ def _output_ended(error: OSError) -> int:
 
 
 def _unread() -> int:
-    """The exit code of a command whose reader is gone: no error, unless it should have said what it found."""
+    """The exit code of a command whose reader is gone: no error, unless the command judges results."""
     return int(any(word in JUDGES for word in sys.argv[1:2]))
 
 
@@ -132,8 +132,8 @@ def _with_hint(message: str, error: Exception) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    said = printable(f"mtabench: {' '.join(message.split())}")
+    text = printable(f"mtabench: {' '.join(message.split())}")
     if sys.stderr is not None and sys.stderr.isatty():
-        said = "\n".join(wrapped(said, shutil.get_terminal_size().columns))
-    print(in_log(said), file=sys.stderr)
+        text = "\n".join(wrapped(text, shutil.get_terminal_size().columns))
+    print(in_log(text), file=sys.stderr)
     sys.exit(code)

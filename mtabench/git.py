@@ -62,7 +62,7 @@ def has_changes(root: Path, paths: Sequence[str] = (".",), timeout_s: float | No
 
 
 def make_folder(folder: Path, exist_ok: bool = True) -> None:
-    """Make a folder; that of results without a name of their own keeps git from showing what is in it.
+    """Make a folder; the folder of results without a name of their own hides its content from git.
 
     Raises OSError.
     """

@@ -67,19 +67,19 @@ class Process:
         receive: Callable[[Any], None],
         timeout_s: float | None = None,
     ) -> None:
-        """Call `function(send, *arguments)` there; what it sends is given to `receive` here, one by one.
+        """Call `function(send, *arguments)` there; `receive` gets here what it sends, one by one.
 
-        Raises TimeoutError after `timeout_s`, in which the start of the process counts, and ProcessEndedError if the
+        Raises TimeoutError after `timeout_s`, which includes the start of the process. Raises ProcessEndedError if the
         process ended with another exit code than 0 before the function returned.
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        with suppress(BrokenPipeError):  # it ended before: how is said below
+        with suppress(BrokenPipeError):  # it ended before: the code below reports how
             self._pipe.send((function, arguments))
         while not isinstance(message := self._next(deadline, timeout_s), _Returned):
             receive(message)
 
     def _next(self, deadline: float, timeout_s: float | None) -> Any:
-        """The next message; that the process is over is looked at too, since its children may live on."""
+        """The next message; also checks that the process lives, since its children may outlive it."""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -131,7 +131,7 @@ def call_in_process(
 def run_module(
     module: str, words: Sequence[str], folder: Path, environment: Mapping[str, str], receive: Callable[[str], None]
 ) -> int:
-    """Run `python -m module words` in `folder`, by this interpreter; each line that it prints is given to `receive`.
+    """Run `python -m module words` in `folder`, by this interpreter; `receive` gets each line that it prints.
 
     The exit code, below 0 for the signal that ended it. Whatever happens, Ctrl-C here included, the process is gone
     on return, and it is killed if this process is.

@@ -148,7 +148,7 @@ def default_names(pass_: str, device: str, ops: Iterable[str] = USUAL_OPS) -> li
 
 
 def libraries(pass_: str, device: str, op: str) -> list[Implementation]:
-    """Other projects' kernels of an operation, the best first: those of every sweep, and what stores scores last."""
+    """Other projects' kernels of an operation, the best first, by-name kernels later, kernels storing scores last."""
     found = (
         entry
         for entry in IMPLEMENTATIONS

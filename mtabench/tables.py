@@ -113,7 +113,7 @@ def blocks(columns: Sequence[Column], width: int) -> list[list[Column]]:
 
 
 def print_columns(console: Console, columns: Sequence[Column]) -> None:
-    """Print a table in as many blocks as the terminal's width asks for, the first column in each."""
+    """Print a table in as many blocks as the terminal's width needs, the first column in each."""
     for number, block in enumerate(blocks(columns, console.width)):
         print_lines(console, [*[Text("")] * bool(number), *lines(block)])
 

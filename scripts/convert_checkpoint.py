@@ -3,7 +3,7 @@
     PYTHONPATH=kernels python3 scripts/convert_checkpoint.py checkpoints/0000200000/consolidated converted
 
 The first folder has consolidated.pth and params.json, as Meta's code (facebookresearch/RAM, projects/mta) leaves them.
-Its rotary embedding turns pairs of neighbouring numbers and Llama's the halves of a head, so rows of the projections of
+Its rotary embedding rotates pairs of neighbouring numbers, Llama's the halves of a head. So rows of the projections of
 queries and keys change places. Which mixers a layer has is read from its entries. The tokenizer is not converted.
 """
 

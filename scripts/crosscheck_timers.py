@@ -2,9 +2,9 @@
 
     python scripts/crosscheck_timers.py --out results/nvidia-h200/timers.csv
 
-Needs an NVIDIA GPU and the package cuda-bench (pip install -e '.[nvbench]'). Twenty cells of 8 us to 10 ms, each in a
-process of its own, where both timers take turns round by round on the same tensors: processes differ by more than the
-timers do. Fails if two medians of 10 us or more differ by more than 1 %.
+Needs an NVIDIA GPU and the package cuda-bench (pip install -e '.[nvbench]'). Twenty cells of 8 us to 10 ms run, each in
+a process of its own, since processes differ by more than the timers do. Both timers alternate round by round on the
+same tensors. Fails if two medians of 10 us or more differ by more than 1 %.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def main() -> int:
     long = [row for row in rows if row["difference"] and float(row["events_ms"]) >= SHORTEST_MS]
     worst = max((abs(float(row["difference"])) for row in long), default=0.0)
     failed = [row for row in rows if row["reason"]]
-    said = (
+    found = (
         f"{len(long)} of {len(rows)} cells take 10 us or more, of these the largest difference is {100 * worst:.2f} %"
     )
-    print(f"{said}; {len(failed)} without a time; {options.out}")
+    print(f"{found}; {len(failed)} without a time; {options.out}")
     return int(bool(failed) or worst > ALLOWED)
 
 

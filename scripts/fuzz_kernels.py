@@ -33,7 +33,7 @@ MAX_JOBS = 256
 
 
 def main() -> int:
-    """Run what is asked for; 0, 4 if a case failed, or 2 for options that do not fit."""
+    """Run the cases that the options choose; 0, 4 if a case failed, or 2 for options that do not fit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0, help="the time that new cases begin in (600)")
     parser.add_argument("--cases", type=int, help="end after so many cases")
@@ -135,7 +135,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _targets(options: argparse.Namespace, device: str) -> list[Target]:
-    """The backends of operations asked for, or all fused ones, that can run on this machine."""
+    """The chosen backends of operations, or all fused ones, that can run on this machine."""
     known = dict.fromkeys(backend for op in options.op for backend in BACKENDS[op]["known"])
     for backend in options.impl or ():
         if backend not in known:

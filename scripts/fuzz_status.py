@@ -2,8 +2,8 @@
 
     python3 scripts/fuzz_status.py
 
-The exit code is 1 where the newest row of a family in results/nvidia-h200/fuzz.csv is of other sources, or has a
-failure: a wheel is not built then. docs/fuzzing.md says how to fuzz a family.
+The exit code is 1 if a family's newest row in results/nvidia-h200/fuzz.csv is of other sources, or has a failure. A
+wheel is not built then. docs/fuzzing.md says how to fuzz a family.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def main(totals: Path = TOTALS) -> int:
         if not is_current:
             op, _, pass_ = name.partition(" ")
             command = f"scripts/fuzz_kernels.py --op {op} --pass {pass_ or 'bwd'} --jobs 14 --out {_shown(totals)}"
-            said = f"has changed since its fuzz of {date}" if newest else "was never fuzzed"
-            print(f"{name} {said}: run {command} on a GPU and commit that file", file=sys.stderr)
+            state = f"has changed since its fuzz of {date}" if newest else "was never fuzzed"
+            print(f"{name} {state}: run {command} on a GPU and commit that file", file=sys.stderr)
             stale = True
     return int(stale)
 

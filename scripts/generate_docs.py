@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def implementations() -> Iterator[str]:
-    """A line for each implementation, in the order of `mtabench list`; docs/models.md has those of whole models."""
+    """A line for each implementation, in the order of `mtabench list`; docs/models.md has the whole models."""
     yield "| name | computes | passes | devices | what it is |"
     yield "| --- | --- | --- | --- | --- |"
     for entry in (entry for entry in IMPLEMENTATIONS if "train" not in entry.passes):

@@ -2,14 +2,14 @@
 
     PYTHONPATH=.:kernels python3 scripts/host_time.py --out results/nvidia-h200/host-time.csv
 
-Needs an NVIDIA GPU. Medians over batches of calls; the queue is emptied between batches, so that no call waits for
-room in it. The calls of a batch are layers of a model: the output of each is the queries of the next. `fwd` is a
-forward, with or without gradients; `fwd+bwd` is what a layer takes of a training step, whose backward is one for all
-layers. PyTorch runs a GPU's backwards in a thread of their own, which takes longer than the thread of the forwards
-would; `fwd+bwd, one thread` is without it (`torch.autograd.set_multithreading_enabled`).
+Needs an NVIDIA GPU. Medians over batches of calls; the queue is emptied between batches, so that no call waits for room
+in it. The calls of a batch are layers of a model: the output of each is the queries of the next. `fwd` is a forward,
+with or without gradients; `fwd+bwd` is what a layer takes of a training step, whose backward is one for all layers.
+PyTorch runs a GPU's backwards in a thread of their own, which takes longer than the forwards' thread would. `fwd+bwd,
+one thread` is without it (`torch.autograd.set_multithreading_enabled`).
 
-Layers are conv_attention by each backend that runs here, multi-token attention with mixed heads and with all parts,
-and two to compare with: PyTorch's plain attention, and an `autograd.Function` of the same tensors that does nothing.
+Layers are conv_attention by each backend that runs here, and multi-token attention with mixed heads and with all parts.
+Two more are references: PyTorch's plain attention, and an `autograd.Function` of the same tensors that does nothing.
 """
 
 from __future__ import annotations

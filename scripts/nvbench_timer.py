@@ -46,9 +46,9 @@ def check_nvbench() -> None:
 def measure_beside_nvbench(cell: Timed, device: str, settings: Settings) -> tuple[Rounds, Rounds]:
     """Samples in ms of a forward by `settings.timer` and by NVBench, `settings.min_rounds` each, once a process.
 
-    Our round is taken in halves, before and after NVBench's, on the same stream: both time the same closure on the
-    same memory at the same clock, and both wait for an idle GPU before each sample, as NVBench does, so that what
-    differs is the timers'. Raises what the call raises.
+    Our round is measured in halves, before and after NVBench's, on the same stream. Both time the same closure on the
+    same memory at the same clock. Both wait for an idle GPU before each sample, so only the timers differ. Raises what
+    the call raises.
     """
     halves = replace(
         settings,

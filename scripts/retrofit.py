@@ -2,10 +2,10 @@
 
     PYTHONPATH=.:kernels python3 scripts/retrofit.py --out results/nvidia-h200/retrofit.csv
 
-The paper (arXiv 2504.00927) calls it continual training. Convolutions and mixings start as the identity, so the loss is
-at first that of the trained model; the script ends with an error if it is not. Then both models take the same steps on
-the same batches. The model is a small one of bytes, trained here first with plain attention; with --model it is a
-Hugging Face checkpoint like Llama, and --pretrain-steps and the sizes do not apply. The text is this repository's own
+The paper (arXiv 2504.00927) calls it continual training. Convolutions and mixings start as the identity, so the loss at
+first is the trained model's. The script ends with an error if it is not. Then both models take the same steps on the
+same batches. The model is a small one of bytes, trained here first with plain attention. With --model it is a Hugging
+Face checkpoint like Llama; --pretrain-steps and the sizes then do not apply. The text is this repository's own
 documents and sources unless --text gives another. Numbers are bfloat16 by autocast on a GPU and float32 on a CPU.
 """
 
@@ -141,7 +141,7 @@ def checked(options: argparse.Namespace, device: str, loaded: Any) -> tuple[Sett
 
 
 def tokens(options: argparse.Namespace) -> Tensor:
-    """The text as tokens `[N]`: bytes for the small model, else those of the checkpoint's tokenizer."""
+    """The text as tokens `[N]`: bytes for the small model, else tokens of the checkpoint's tokenizer."""
     try:
         given = None if options.text is None else options.text.read_bytes()
     except OSError as error:
@@ -178,8 +178,8 @@ def run_seed(setting: Setting, loaded: Any, text: Tensor, device: str) -> Iterat
 def check_same(losses: dict[str, float], device: str) -> None:
     """Raise MtabenchError if the models' losses before the first step differ by more than rounding."""
     if max(losses.values()) - min(losses.values()) > SAME[device]:
-        said = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
-        raise MtabenchError(f"before the first step the losses differ ({said}): what was put in is not the identity")
+        text = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
+        raise MtabenchError(f"before the first step the losses differ ({text}): what was put in is not the identity")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
     PYTHONPATH=.:kernels python3 scripts/train_text.py --out results/nvidia-h200/mta-text.csv
 
-The text is this repository's own documents and sources, its tokens are their bytes. Layers are those of the paper's
-models (arXiv 2504.00927): mixings of heads, norm and gate, in every fourth layer from the third on both convolutions
-as well; rotary positions, RMSNorm, gated networks. Every run has the same first weights and the same batches, in
-bfloat16 by autocast on a GPU and in float32 on a CPU. A run called float32 is eager without autocast: how far rounding
-alone takes a curve.
+The text is this repository's own documents and sources, its tokens are their bytes. Layers are built as in the paper's
+models (arXiv 2504.00927), with mixings of heads, norm and gate. Every fourth layer from the third on has both
+convolutions as well. The rest is rotary positions, RMSNorm and gated networks. Every run has the same first weights and
+the same batches, in bfloat16 by autocast on a GPU and in float32 on a CPU. A run called float32 is eager without
+autocast: how far rounding alone takes a curve.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """Train a small transformer on the toy task of Multi-Token Attention, with conv attention and with plain attention.
 
-Or with all parts of multi-token attention in every layer, by `--attention mta,mta-eager`: the fused kernels, where they
-run, and the eager reference from the same weights on the same sequences.
+`--attention mta,mta-eager` trains all parts of multi-token attention in every layer: the fused kernels, where they run,
+and the eager reference. Both have the same weights and sequences.
 
 A sequence holds blocks of letters and a query of two letters; one block alone has both, in any order. The answer is
-that block, or its first or last letter. Plain attention scores one query token against one key token; conv attention
+that block, or its first or last letter. Plain attention scores one query token against one key token. Conv attention
 adds up the scores of both letters of the query over the letters of a block.
 
 From the paper (arXiv 2504.00927) and its code (facebookresearch/RAM, projects/mta): 26 letters, 52 blocks of 5
-different ones, queries of 2, a mark between blocks and another before the query; batches of 64; 4 layers of width 256
-with 2 heads, rotary positions, gated networks of width 768, embeddings tied to the output, weights drawn with a
-standard deviation of one over the root of their inputs; convolutions of 2 x 9 taps in all layers that start as the
-identity; Adam with beta2 0.98, a loss on the answer alone, wrong answers counted over 3 seeds.
-Ours: fresh sequences in every step (there a million, seen 6.4 times) and so no dropout; 18000 steps (there
-100000); a learning rate that rises to 5e-4 and falls to zero (there 1e-4, constant), three times higher for the
-convolutions' weights; no tokens for begin and end; without a GPU a smaller task and model.
+different ones, queries of 2, a mark between blocks and another before the query. Batches of 64. 4 layers of width 256
+with 2 heads, rotary positions, gated networks of width 768, embeddings tied to the output. Weights drawn with a
+standard deviation of one over the root of their inputs. Convolutions of 2 x 9 taps in all layers that start as the
+identity. Adam with beta2 0.98, a loss on the answer alone, wrong answers counted over 3 seeds. Ours: fresh sequences in
+every step (there a million, seen 6.4 times) and so no dropout; 18000 steps (there 100000); a learning rate that rises
+to 5e-4 and falls to zero (there 1e-4, constant), three times higher for the convolutions' weights; no tokens for begin
+and end; without a GPU a smaller task and model.
 
 Its code's README gives the errors of its three seeds, with the whole block as the answer, in %:
 

@@ -56,7 +56,7 @@ def name_ends(figure: Figure, panels: Mapping[Axes, Sequence[Line]], styles: Map
 
 
 def line_of(key: Any, name: str, curve: pd.Series) -> Line:
-    """A curve by its index, for `name_ends`; `key` is that of its style."""
+    """A curve by its index, for `name_ends`; `key` chooses its style."""
     x, y = curve.index.to_numpy(float), curve.to_numpy(float)
     rows = np.arange(len(x))
     return Line(key, name, False, rows, rows, x, y, y, y)

@@ -1,4 +1,4 @@
-"""Copies of a case, whose operation is told as on the command line."""
+"""Copies of a case, with an operation named as on the command line."""
 
 from dataclasses import replace
 

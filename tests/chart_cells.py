@@ -55,7 +55,7 @@ def write(path, cells):
 
 
 def charts_of(cells, kind):
-    """The charts of one kind that cells give, those of their first pass."""
+    """The charts of one kind that cells give, for their first pass."""
     of_pass = cells[cells["pass"] == cells["pass"].iloc[0]]
     return list(filter(None, (KINDS[kind].chart(setting) for _, setting in settings(of_pass))))
 
@@ -97,7 +97,7 @@ def title(shown):
 
 
 def texts(shown):
-    """All texts on a figure that can be seen, those of ticks left out."""
+    """All texts on a figure that can be seen, without ticks' texts."""
     ticks = {id(label) for axes in shown.axes for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels()}
     found = (text for text in shown.findobj(Text) if text.get_visible() and text.get_text().strip())
     return [text for text in found if id(text) not in ticks and text.figure is not None]

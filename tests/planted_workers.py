@@ -1,4 +1,4 @@
-"""Implementations that end a worker, for sweeps on several workers, besides those of `planted_cells`.
+"""Implementations that end a worker, for sweeps on several workers, besides `planted_cells`.
 
 `plant` registers them in this process. Measuring processes do so by `planted_site/sitecustomize.py`.
 """

@@ -56,7 +56,7 @@ def _init_tensor(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
 
 
 def _shape_of_tensor(self: tl.tensor, name: str) -> Any:
-    """Few are asked."""
+    """Computed on demand: the interpreter needs the shapes of few tensors."""
     if name not in ("shape", "numel"):
         raise AttributeError(name)
     sizes = self.type.shape if self.type.is_block() else ()

@@ -1,6 +1,6 @@
 """Launches as Triton makes them beside those made without it, for `test_triton_direct_launch.py`.
 
-Triton's driver is asked for a Hopper GPU that is not there. What reaches its launchers in C is compared, number by
+Triton's driver stands for a Hopper GPU that is not there. What reaches its launchers in C is compared, number by
 number. Says how many launches of each case it compared.
 """
 
@@ -21,11 +21,11 @@ from mta_kernels.conv_attention.triton import backend, backward_scores, decode, 
 
 kept: list[Tensor] = []  # all that was allocated, so that no memory is used twice
 compared = 0
-TOLD = slice(10, 13)  # the launcher's arguments for hooks
+HOOKS = slice(10, 13)  # the launcher's arguments for hooks
 
 
 class Driver(nvidia.CudaDriver):
-    """Triton's, whose device and stream are what one says; a tensor map is what it was to be made of."""
+    """Triton's, with a device and stream of our choice; a tensor map holds its arguments."""
 
     def __init__(self) -> None:
         self.device, self.stream = 0, 7
@@ -44,11 +44,11 @@ class Driver(nvidia.CudaDriver):
 
     def _launch(self, *arguments: Any) -> None:
         found = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
-        del found[TOLD]
+        del found[HOOKS]
         self._launched.append(found)
 
     def launched(self) -> list[list[Any]]:
-        """All launches since this was asked last."""
+        """All launches since the last call."""
         found, self._launched = self._launched, []
         return found
 

@@ -1,4 +1,4 @@
-"""Shares of grouped decode in the design page are those of their files."""
+"""Shares of grouped decode in the design page equal the shares in their files."""
 
 import re
 from pathlib import Path

@@ -71,7 +71,7 @@ def test_the_definition_is_the_reference_and_its_gradients(causal, before, after
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_backward_may_make_probabilities_again(seed: int) -> None:
-    """A huge value before a norm: errors of the probabilities cancel where the backward has those of the forward."""
+    """A huge value before a norm: errors of the probabilities cancel where the backward has the forward's."""
     generator = torch.Generator().manual_seed(seed)
     heads, tokens, head_dim = 8, 24, 4
     shape = 1, heads, tokens, head_dim

@@ -51,7 +51,7 @@ def planted(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--seconds", "-1"), "--seconds is -1; expected seconds"),
         (("--seconds", "inf"), "--seconds is inf; expected seconds"),
@@ -73,11 +73,11 @@ def planted(monkeypatch) -> None:
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
-def test_wrong_options_are_refused_in_a_sentence(run, tmp_path, words, said) -> None:
+def test_wrong_options_are_refused_in_a_sentence(run, tmp_path, words, message) -> None:
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     code, _, err = run("--device", "cpu", *words)
     assert code == 2
-    assert said in err.splitlines()[-1]
+    assert message in err.splitlines()[-1]
 
 
 def test_a_case_alone_is_shown(run) -> None:

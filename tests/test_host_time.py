@@ -52,7 +52,7 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
 
 def test_a_step_is_a_chain_of_layers_and_one_backward_through_it(monkeypatch):
     """The output of a layer is the queries of the next; gradients are of tensors and of parameters of modules."""
-    happened, asked = [], []
+    happened, differentiated = [], []
 
     class Attention(torch.autograd.Function):
         @staticmethod
@@ -76,7 +76,7 @@ def test_a_step_is_a_chain_of_layers_and_one_backward_through_it(monkeypatch):
         return Attention.apply(q, k) * module.weight
 
     def grad(outs, inputs, *given, **options):
-        asked.extend(inputs)
+        differentiated.extend(inputs)
         happened.append("run")
         return runs(outs, inputs, *given, **options)
 
@@ -87,7 +87,7 @@ def test_a_step_is_a_chain_of_layers_and_one_backward_through_it(monkeypatch):
     host_time.step(attention, q, layers)
     assert happened == [("forward", 1, 2), ("forward", 2, 3), "run", ("backward", 3), ("backward", 2)]
     wanted = [q, layers[0][0], layers[1][0], layers[0][1].weight, layers[1][1].weight]
-    assert {id(x) for x in asked} == {id(x) for x in wanted}
+    assert {id(x) for x in differentiated} == {id(x) for x in wanted}
 
 
 def test_every_attention_is_timed_in_every_pass(monkeypatch):

@@ -335,7 +335,7 @@ def test_the_kernels_start_without_the_compiler():
     slow = "{'torch._dynamo', 'torch.utils.flop_counter'}"
     program = f"import sys, mta_kernels.conv_attention; print(not {slow}.isdisjoint(sys.modules))"
     paths = os.pathsep.join([str(ROOT), str(KERNELS)])
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
     )
-    assert said.stdout == "False\n", said.stderr
+    assert done.stdout == "False\n", done.stderr

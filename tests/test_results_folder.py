@@ -45,7 +45,7 @@ def test_the_table_has_the_commit_of_every_file():
         if commit == "in the rows":
             continue
         with open(MAIN / name) as file:
-            # Where git was not there, MTABENCH_GIT_SHA said the commit, and nobody whether it was modified.
+            # Without git, MTABENCH_GIT_SHA named the commit, and nothing whether it was modified.
             measured = {(row["git_sha"], row["git_dirty"].lower() or "false") for row in csv.DictReader(file)}
         sha, modified, _ = commit.partition(", modified")
         assert measured == {(sha, "true" if modified else "false")}, name

@@ -48,7 +48,7 @@ def test_help_says_what_it_does_and_needs(script):
 
 @pytest.mark.parametrize(("mypy", "pytest_", "code"), [(0, 0, 0), (1, 0, 1), (0, 5, 5), (2, 5, 2)])
 def test_what_fails_beside_the_tests_or_in_them_fails_all(tmp_path, mypy, pytest_, code):
-    """With stand-ins for the tools and the set-up: mypy's words come whole, behind those of the tests."""
+    """With stand-ins for the tools and the set-up: mypy's output comes whole, after the tests' output."""
     places = f"ROOT={tmp_path} VENV={tmp_path}/.venv"
     set_up = f'{places}; PATH=$VENV/bin:$PATH; say() {{ echo "$@"; }}; set_up() {{ :; }}'
     tools = {"mypy": f"echo of mypy; exit {mypy}", "pytest": f"sleep 0.2; echo of pytest; exit {pytest_}"}

@@ -20,8 +20,8 @@ from mta_kernels.conv_attention import conv_attention, identity_weight
 class InnerAttention(nn.Module):
     """Causal conv attention within documents: `q [tokens, heads, head_dim]`, k and v with as many heads or fewer.
 
-    `cu_seq_q [documents + 1]` are the bounds of documents among the tokens. The other arguments are those of
-    torchtitan's wrapper, and are not needed: the keys are those of the queries.
+    `cu_seq_q [documents + 1]` are the bounds of documents among the tokens. The other arguments belong to
+    torchtitan's wrapper, and are not needed: keys and queries have the same tokens.
     """
 
     def __init__(self, heads: int, query_taps: int = 6, key_taps: int = 11) -> None:

@@ -1,7 +1,7 @@
 """Charts drawn from results files alone: `draw` writes them, and each kind has a file in `kinds`.
 
-A kind takes cells (`data`) to a `Chart` (`chart`) whose title states what the cells show (`findings`); `style` says
-how it looks on a light page and on a dark one.
+A kind makes a `Chart` (`chart`) of cells (`data`). Its title states what the cells show (`findings`). `style` holds its
+looks on a light and on a dark page.
 """
 
 import hashlib
@@ -38,11 +38,11 @@ def draw(
     All kinds that the data can give are drawn, or those named in `kinds`. A file is called PASS-KIND.FORMAT, with
     `-dark` before the dot on a dark page. It holds a stamp of the results, as `stamp` gives it. Settings that one chart
     cannot show together (device, dtype, heads, batch, causal) make charts of their own, named after what differs.
-    `written` is told each path as soon as the file is there.
+    `written` receives each path as soon as the file is there.
 
-    Raises UsageError for a file that is no results file, a cell that two files have different rows of, a folder that
-    cannot be written, an unknown kind, theme or format, or a kind in `kinds` that the data cannot give. But for the
-    folder all of this is found before any file is written.
+    Raises UsageError for a file that is no results file, and a cell that two files have different rows of. So it does
+    for an unwritable folder, an unknown kind, theme or format, and a kind in `kinds` that the data cannot give. But for
+    the folder all of this is found before any file is written.
     """
     for what, given, known in (
         ("kind of chart", kinds, KINDS),
@@ -72,7 +72,7 @@ def draw(
 
 
 def stamp(csv_paths: Iterable[str | Path]) -> str:
-    """What a chart of these files says of their content in its metadata, so that an older chart can be told."""
+    """The hash of these files that a chart keeps in its metadata, so that an outdated chart is recognized."""
     return "sha256 " + " ".join(hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path in csv_paths)
 
 

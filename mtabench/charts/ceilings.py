@@ -1,10 +1,10 @@
 """What the device can do at most, for the roofline and the memory limit: from the rows, or from ceilings.json.
 
-A row of decode, which only reads, names the bandwidth of reading: `read_gbytes_s`. The `fraction_of_roofline` of any
-other row, and of those of decode from before that was measured, is the larger of its `useful_tflops` over the matrix
-rate M and its `gbytes_s` over the copy bandwidth C. So `useful_tflops / fraction_of_roofline` is the roof at the row's
-arithmetic intensity I, the smaller of M and C * I: flat where M binds, proportional to I where C binds. Two rows of one
-run that differ in intensity and have a roof of the same height therefore pin M, and two with the same `gbytes_s /
+A row of decode, which only reads, names the bandwidth of reading: `read_gbytes_s`. In any other row,
+`fraction_of_roofline` is the larger of two ratios: `useful_tflops` over the matrix rate M, and `gbytes_s` over the copy
+bandwidth C. So it is in decode rows older than that column. So `useful_tflops / fraction_of_roofline` is the roof at
+the row's arithmetic intensity I, the smaller of M and C * I. It is flat where M binds, proportional to I where C binds.
+Two rows of one run with different intensities and equally high roofs therefore pin M. Two with the same `gbytes_s /
 fraction_of_roofline` pin C. Rows of one intensity alone do not say which of the two binds, and pin neither.
 """
 
@@ -61,13 +61,12 @@ def intensity(cells: pd.DataFrame) -> pd.Series:
 def known_ceilings(cells: pd.DataFrame) -> DrawnCeilings:
     """The ceilings of cells of one device and dtype, as far as they hold for these cells.
 
-    The note has them in the unit that suits the cells' rates.
-    First what the rows of each run say or pin, of several runs the highest. What no run tells is looked up in
-    `ceilings.json` beside the results, for the same driver and torch. Raises UsageError if that file is not one of
-    ceilings.
+    The note has them in the unit that suits the cells' rates. First what the rows of each run say or pin, of several
+    runs the highest. Rates that no run gives come from `ceilings.json` beside the results, for the same driver and
+    torch. Raises UsageError if that file is not one of ceilings.
     """
     decode = cells["pass"].isin(CACHED_PASSES)
-    told = cells[decode].groupby("run_id", sort=False)["read_gbytes_s"].max().dropna().tolist()
+    read_rates = cells[decode].groupby("run_id", sort=False)["read_gbytes_s"].max().dropna().tolist()
     products = [_pinned(run, "useful_tflops") for _, run in cells.groupby("run_id", sort=False)]
     copying = cells[cells["read_gbytes_s"].isna()].groupby("run_id", sort=False)
     copies = [_pinned(run, "gbytes_s") for _, run in copying]
@@ -76,7 +75,7 @@ def known_ceilings(cells: pd.DataFrame) -> DrawnCeilings:
     found = {
         "matmul_tflops": _rate("matrix products", flops, products, lambda: [one.matmul_tflops for one in kept()]),
         "copy_gbytes_s": _rate(COPYING, ("GB/s", 1.0), copies, lambda: [one.copy_gbytes_s for one in kept()]),
-        "read_gbytes_s": _rate(READING, ("GB/s", 1.0), told, lambda: [one.read_gbytes_s for one in kept()]),
+        "read_gbytes_s": _rate(READING, ("GB/s", 1.0), read_rates, lambda: [one.read_gbytes_s for one in kept()]),
     }
     if not decode.any() or found["read_gbytes_s"][0] is None:
         del found["read_gbytes_s"]
@@ -94,7 +93,7 @@ def known_ceilings(cells: pd.DataFrame) -> DrawnCeilings:
 def _rate(
     what: str, shown: tuple[str, float], of_runs: Iterable[float | None], kept: Callable[[], Iterable[float | None]]
 ) -> tuple[float | None, str]:
-    """The highest rate that a run tells, or else one that is kept, and in words what it is and where it comes from.
+    """The highest rate that a run gives, or else a kept one, and in words what it is and where it comes from.
 
     `shown` is the unit in the words, and the factor to it.
     """

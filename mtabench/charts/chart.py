@@ -45,7 +45,7 @@ class Chart:
 class Kind:
     """One sort of chart, a file in `kinds`, whose name is its word on the command line and in the names of charts.
 
-    `chart` is given the cells of one pass and setting, and gives None if they cannot make this chart; `needs` then
+    `chart` receives the cells of one pass and setting. It returns None if they cannot make this chart; `needs` then
     says what would be needed. Kinds are drawn in the order of `place`.
     """
 

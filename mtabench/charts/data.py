@@ -26,12 +26,12 @@ SLUG_LENGTH = 40
 def read_cells(csv_paths: Iterable[str | Path]) -> pd.DataFrame:
     """The cells of all files in one frame, as `read_results` gives them; a row that several files have counts once.
 
-    `folder` is where its file lies, and `row` its place there. A measure of 0, which no logarithmic axis holds, is NaN,
-    and a cell that is `ok` and has no time has the status `no time`. `unsettled` says whether its time did not settle,
-    and `half` is half the 95 % interval of its logarithm, about half the interval as a part of it; 0 if unknown.
+    `folder` is where its file lies, and `row` its place there. A measure of 0, which no logarithmic axis holds, is NaN.
+    A cell that is `ok` without a time has the status `no time`. `unsettled` says whether its time did not settle.
+    `half` is half the 95 % interval of its logarithm, about half the interval as a part of it; 0 if unknown.
 
-    Raises UsageError where `read_results` does, if there is no file, for a cell of one device with different rows, or
-    for more implementations than charts can tell apart.
+    Raises UsageError where `read_results` does, and if there is no file. So it does for a cell of one device with
+    different rows, and for more implementations than charts can distinguish.
     """
     paths = list(map(Path, csv_paths))
     frames = [read_results(path).assign(file=number, folder=str(path.parent)) for number, path in enumerate(paths)]
@@ -159,8 +159,8 @@ def one_line_each(cells: pd.DataFrame) -> pd.DataFrame:
 def beside(cells: pd.DataFrame, baselines: pd.DataFrame, on: Sequence[str]) -> pd.DataFrame:
     """For each of the cells the baseline with the same values in `on`, in their order.
 
-    `ms` is its median, NaN if it has none; `half` is that of the ratio of the two times, and `unsettled` says whether
-    either did not settle.
+    `ms` is its median, NaN if it has none. `half` is the half interval of the ratio of the two times. `unsettled` says
+    whether either did not settle.
     """
     names = {"median_ms": "ms", "half": "its_half", "unsettled": "its_unsettled"}
     theirs = baselines.loc[baselines["status"] == "ok", [*on, *names]].rename(columns=names)

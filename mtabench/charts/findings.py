@@ -17,7 +17,7 @@ OPERATION = list(OPERATION_COLUMNS)
 
 
 def subject(cells: pd.DataFrame) -> str:
-    """The implementation to speak of: of those of conv attention, the baseline aside, the fastest in most shapes."""
+    """The implementation of conv attention, other than the baseline, that is the fastest in most shapes."""
     own = cells[(cells["op"] != "attention") & (cells["impl"] != baseline_name(cells))]
     return _fastest(own)
 
@@ -59,7 +59,7 @@ def paired(cells: pd.DataFrame, own: str, other: str, column: str = "median_ms")
 
 
 def longest(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Those of the longest sequence."""
+    """The pairs of the longest sequence."""
     return pairs[pairs["seq"] == pairs["seq"].max()]
 
 
@@ -87,7 +87,7 @@ def place(shape: pd.DataFrame, cells: pd.DataFrame) -> str:
 
 
 def _problem(shape: pd.DataFrame, cells: pd.DataFrame) -> str:
-    """The shape's head dim and steps, those of them of which the cells hold several; begins with a comma."""
+    """The shape's head dim and steps, as far as they differ among the cells; begins with a comma."""
     own = cells[(cells["op"] == PLAIN) == (shape["op"].iloc[0] == PLAIN)]
     head_dim, *operation = (shape[name].iloc[0] for name in ("head_dim", *OPERATION))
     words = f", head dim {head_dim:g}" if own["head_dim"].nunique() > 1 else ""
@@ -152,7 +152,7 @@ def _keys(shapes: pd.DataFrame) -> set[tuple]:
 
 @dataclass(frozen=True)
 class Reach:
-    """What the subject is called, its cells at its longest sequence with a value, and those of the yardstick there."""
+    """The subject's name, its cells at its longest sequence with a value, and the yardstick's cells there."""
 
     name: str
     shapes: pd.DataFrame
@@ -161,9 +161,9 @@ class Reach:
 
 
 def reach(cells: pd.DataFrame, column: str) -> Reach | None:
-    """Who has a value in this column at the longest sequence; without a subject the yardstick takes its place.
+    """The implementation with a value in this column at the longest sequence; without a subject, the yardstick.
 
-    None where nobody has one.
+    None where none has one.
     """
     valid = cells[(cells["status"] == "ok") & cells[column].notna()]
     own, other = subject(valid), yardstick(valid)

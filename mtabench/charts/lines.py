@@ -61,8 +61,8 @@ def line_chart(
 ) -> Chart:
     """The chart of these panels; `how` says in the caption what the lines are.
 
-    `over` draws what is the same in each panel; `styles` are those of lines that are no implementations; `place` says
-    in words what values of the x axis are.
+    `over` draws what is the same in each panel. `styles` holds the styles of lines that are no implementations. `place`
+    words values of the x axis.
     """
     of_auto = {line.auto[0] for panel in shown for line in panel.lines if line.auto}
     xs = sorted(of_auto.union(*(panel.places for panel in shown)))
@@ -130,7 +130,7 @@ def log_ticks(axis: Any, decades: float, sign: str = "") -> None:
     across = axis.axis_name == "x"  # where numbers stand side by side
     few = {"numticks": 5} if decades > 4 and across else {}
     axis.set_major_locator(LogLocator(subs=(1.0,) if decades > (2 if across else 3.2) else (1.0, 2.0, 5.0), **few))
-    # Over more decades they tell little, and take matplotlib as long as all the rest.
+    # Over more decades they show little, and take matplotlib as long as all the rest.
     axis.set_minor_locator(LogLocator(subs=tuple(range(2, 10))) if decades <= 3 else NullLocator())
     axis.set_minor_formatter(NullFormatter())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}{sign}"))
@@ -196,7 +196,7 @@ def names_width(names: Iterable[str]) -> float:
 
 
 def naming(axes: Axes, lines: Sequence[Line], labels: Iterable[str], look: Look) -> Callable[[], None]:
-    """Keep room right of the axes for the names that all panels have, and return what writes those of `lines`.
+    """Keep room right of the axes for the names that all panels have, and return what writes the names of `lines`.
 
     It is called once the axes have their place. The names stand in the order of the lines' ends, none on another.
     """

@@ -115,8 +115,8 @@ def applied(theme: Theme) -> AbstractContextManager[None]:
     return style.context(settings, after_reset=True)
 
 
-# After Okabe and Ito as those of the implementations, so that the colour-blind can tell them apart, and at least 3:1
-# against the page. Plain attention is a yardstick beside conv attention: grey and dashed.
+# After Okabe and Ito as the implementations' styles, so that the colour-blind can distinguish them. The contrast to the
+# page is at least 3:1. Plain attention is a yardstick beside conv attention: grey and dashed.
 SPARE_STYLES = tuple(
     Style(*colours, marker, dashes)
     for dashes, markers in (("-", "phd<>"), ((0, (5, 1.5)), "h<>dp"))
@@ -131,15 +131,15 @@ SPARE_YARDSTICKS = (
 
 
 def own_styles(alone: bool = False) -> dict[str, Style]:
-    """The styles that implementations have of their own in every chart, or `alone` in those of plain attention."""
+    """The styles that implementations have of their own in every chart, or `alone` in charts of plain attention."""
     return {entry.name: entry.style for entry in registry.IMPLEMENTATIONS if entry.style and entry.style.alone == alone}
 
 
 def styles_of(shown: Iterable[tuple[str, bool]]) -> dict[str, Style]:
     """The style of every implementation in `shown`, which are its name and whether it computes plain attention.
 
-    Those without a style of their own take the spare ones in turn. The turn is that of the registry, so that each of
-    its implementations looks the same in every chart.
+    Implementations without a style of their own take the spare ones in the registry's order, so that each looks the
+    same in every chart.
     """
     pairs = set(shown)
     plain = {name for name, is_plain in pairs if is_plain}

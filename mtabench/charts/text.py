@@ -81,7 +81,7 @@ def balanced(title: str, width: float, size: float) -> str:
 
 
 def digits_kept(value: float, half: float, least: int) -> int:
-    """How many digits after the point tell something: at most `least`, and fewer if a number's interval is wide.
+    """How many digits after the point are significant: at most `least`, and fewer if a number's interval is wide.
 
     `half` is half the interval as a part of the value, 0 if unknown. The last digit's place is at most twice that, so
     that another one would be chance: 7.02 within 21 % is 7. The first digit stays.
@@ -98,7 +98,7 @@ def percent(share: float, half: float = 0.0) -> str:
 
 
 def factor(value: float, half: float = 0.0) -> str:
-    """A factor with as many digits as tell something: 0.031, 1.04, 3.2, 142; fewer where its interval is wide."""
+    """A factor with its significant digits: 0.031, 1.04, 3.2, 142; fewer where its interval is wide."""
     if value < 0.095 or value >= 1e7:
         return f"{value:.2g}"
     digits = digits_kept(value, half, 2 if value < 1.995 else 1 if value < 9.95 else 0)
@@ -108,7 +108,7 @@ def factor(value: float, half: float = 0.0) -> str:
 def number(value: float, half: float = 0.0) -> str:
     """A number with at least three digits that count, or as many as its interval leaves.
 
-    It has the form 1e+08 only where nobody can read it otherwise.
+    It has the form 1e+08 only where any other is unreadable.
     """
     value = round(value, digits_kept(value, half, 300))
     return f"{value:,.0f}" if 999.5 <= value < 1e7 else f"{value:.3g}"
@@ -130,7 +130,7 @@ def span(values: pd.Series, halves: pd.Series, words: Callable[[float, float], s
 
 
 def tokens(cells: pd.DataFrame, seq: float) -> str:
-    """A sequence length in words; in decode it is that of the cache."""
+    """A sequence length in words; in decode it is the cache's length."""
     return f"{short(int(seq))} {'cached ' if _cached(cells).any() else ''}tokens"
 
 

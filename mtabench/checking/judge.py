@@ -117,7 +117,7 @@ def _sums(x: Tensor) -> list[Tensor]:
 class TimedResults(Watch):
     """Changes signs of columns of the inputs before each call, and judges the result that was kept last.
 
-    Columns of q and k change alike, so scores stay as they are; those of the output follow v. Dout changes between
+    Columns of q and k change alike, so scores stay as they are; columns of the output follow v. Dout changes between
     forward and backward, so that a forward cannot know the gradients.
     """
 
@@ -206,8 +206,8 @@ class Judge:
     ) -> Check:
         """Judge an implementation by calls of one closure: twice on the inputs as they are, then as probes change them.
 
-        `call` gives the result, and has changed the inputs back; `idle` does so on a device that has nothing else to
-        do, if there is such a thing.
+        `call` gives the result, and has changed the inputs back. `idle` does so on a device that has nothing else to
+        do, if there is such a call.
         """
         first = listed(call(None))
         for results in (first, listed(call(None))):
@@ -274,8 +274,8 @@ def results_of(
     """The output of a closure, or in backward the gradients (dq, dk, dv, the mixers'); free memory is NaN before.
 
     With `idle` a GPU has nothing else to do before the call, and is done with it on return. Raises WrongResultError if
-    the result comes later than the call is over, has no gradients since it has another shape, or lacks some of them,
-    and InputsChangedError if the call changes its inputs.
+    the result comes after the call has returned, or if gradients are missing or of another shape. Raises
+    InputsChangedError if the call changes its inputs.
     """
     results: Tensor | tuple[Tensor, ...]
     wait = torch.cuda.synchronize if idle else lambda: None
@@ -316,7 +316,7 @@ def _without_gradient(inputs: Inputs, gradients: Sequence[Tensor | None]) -> str
 
 
 def _remembered(first: Sequence[Tensor], results: Sequence[Tensor], probe: Probe) -> str:
-    """Whether results are those of an earlier call, though the inputs changed, or lie in their memory."""
+    """Why results repeat an earlier call though the inputs changed, or lie in its memory; empty if they do not."""
     if any(a.data_ptr() == b.data_ptr() and a.numel() for a, b in zip(first, results, strict=False)):
         return (
             "a second call returns the memory of the first one's result, which is still in use: cached, or overwritten"

@@ -1,8 +1,8 @@
 """The float64 result of a problem on a bounded sample, and how far from it a right result may lie.
 
-Three bounds, all set by what eager PyTorch in the case's dtype does on the same sample: for the error of the whole
-sample; for that of its worst row, since a fault in one row hides in a norm over thousands; and for the size of the
-result, since rounding errors of thousands of numbers hide that all of them are 1 % too large.
+Eager PyTorch in the case's dtype sets three bounds on the same sample. One bounds the error of the whole sample. One
+bounds the error of its worst row, since a norm over thousands hides a fault in one. One bounds the result's size, since
+rounding errors of thousands of numbers hide that all are 1 % too large.
 """
 
 import math
@@ -26,12 +26,12 @@ from mtabench.prose import plural
 
 NORM_FACTOR, ROW_FACTOR = 2, 4
 NEIGHBOURS = 8
-# Errors of n numbers that know nothing of each other change the size of the whole by their norm / sqrt(n), one sigma;
-# and of their norm one sigma is 1 / sqrt(2 n).
+# Independent errors of n numbers change the size of the whole by their norm / sqrt(n), one sigma. Of their norm one
+# sigma is 1 / sqrt(2 n).
 SIGMAS = 6
 SIZE_SHARE = 1 / 4  # of the tolerance, what errors that do know of each other may change
 LEAST_SIZE_TOLERANCE = 2e-3
-LEAST_RUN = 128 * 128  # scores that one SM adds up before it is worth to ask another
+LEAST_RUN = 128 * 128  # scores that one SM adds up before using another pays
 TINY = torch.finfo(torch.float64).tiny ** 0.5
 GRADIENTS = {name: f"d{name}" for name in ("q", "k", "v", *MIXERS)}
 
@@ -41,7 +41,7 @@ MIXER_GRADIENTS = tuple(GRADIENTS[name] for name in MIXERS)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Whether a result is right. `rel_error` is the largest of its parts, None if it could not be told."""
+    """Whether a result is right. `rel_error` is the largest of its parts, None if it is unknown."""
 
     ok: bool
     rel_error: float | None
@@ -87,13 +87,13 @@ class Bound:
     def close(self, floor: float, *, rows_alike: bool) -> None:
         """All parts are there: set the tolerances by eager's errors, which are needed no longer.
 
-        `rows_alike` says whether the numbers of a row share errors, as those of q, k, v and out share probabilities.
+        `rows_alike`: the numbers of a row share errors, as rows of q, k, v and out do by their probabilities.
         """
         eager = self._errors(self.eager)
         independent = max(1, sum(value.shape[0] for value in self.values) if rows_alike else self.numbers)
         # Of few rows eager may have most right by luck.
         self.tolerance = max(max(NORM_FACTOR, 1 + SIGMAS / math.sqrt(2 * independent)) * eager.norm, floor)
-        # A row's error scatters more than that of all rows: of some thousand draws, eager's worst may be a small one.
+        # A row's error scatters more than the error of all rows: of some thousand draws, eager's worst may be small.
         self.row_tolerance = max(ROW_FACTOR * eager.row, 2 * self.tolerance)
         chance = SIGMAS / math.sqrt(independent)
         share = min(1.0, max(SIZE_SHARE, chance))
@@ -125,7 +125,7 @@ class Bound:
 def row_errors(differences: Tensor, norms: Tensor, least: float = 0.0) -> Tensor:
     """The errors of rows `[R]` relative to their norms, which follow each other in a result.
 
-    Gradients of single rows can vanish by cancellation, so an error is set against the largest of its neighbours' norms
+    Gradients of single rows can vanish by cancellation. So an error is relative to the largest of its neighbours' norms
     and the typical norm, or `least`.
     """
     scale = F.max_pool1d(norms[None], 2 * NEIGHBOURS + 1, stride=1, padding=NEIGHBOURS)[0]
@@ -254,10 +254,10 @@ def sum_floor(case: Case, numbers: int) -> float:
 
     Rounding each of n partial sums of terms of random signs leaves about u sqrt(n / 2) of the sum (Higham and Mary, "A
     new approach to probabilistic rounding error analysis", 2019). On a CPU eager adds all terms one by one. A GPU does
-    so within each of its SMs at most, whose sums' errors are as independent as their terms: that of the whole is as if
-    n were the terms of one. The sample's eager does not show this: its blocks of rows are added up in float64, which is
-    sqrt(blocks) times as exact as one sum. Nor do few numbers, whose errors are small by luck: what is allowed is
-    NORM_FACTOR of the expected error, or SIGMAS of what its norm scatters.
+    so within each of its SMs at most, whose sums' errors are as independent as their terms. So the whole's error is as
+    if n were the terms of one. The sample's eager does not show this: its blocks of rows are added up in float64, which
+    is sqrt(blocks) times as exact as one sum. Nor do few numbers, whose errors are small by luck. Allowed is
+    NORM_FACTOR of the expected error, or SIGMAS of its norm's spread.
     """
     terms = case.batch * case.seq**2 / (2 if case.operation.causal else 1)
     run = terms
@@ -310,7 +310,7 @@ def _decode(case: Case, inputs: Inputs, seed: int) -> dict[str, Bound]:
 
 
 def _backward(case: Case, inputs: Inputs, seed: int) -> dict[str, Bound]:
-    """Gradients of the sampled heads by all rows; those of the mixers are summed over the sequences."""
+    """Gradients of the sampled heads by all rows; the mixers' gradients are summed over the sequences."""
     sample = backward_sample(case, seed)
     bounds = {GRADIENTS[name]: Bound() for name in inputs.differentiable}
     exact_sums, eager_sums = (

@@ -1,8 +1,8 @@
 """Other inputs at the addresses of the first ones, of whose result enough is known without a reference.
 
 A probe changes a case's inputs in place, is shown what the same closure gives then, and changes them back. Together
-they look at all rows of all heads at the length that is timed, which no float64 reference could, and at closures that
-remember what they gave before.
+they check all rows of all heads at the timed length, which no float64 reference could. They also find closures that
+remember earlier results.
 """
 
 import math
@@ -28,7 +28,7 @@ KEY_SCORE = 64.0  # of them with it, where those with others are about 1
 OTHER_SCORES, OTHER_PROBABILITIES = 0.05, 0.005
 # Of a gate's weight: by a whole one, the sigmoid of a large sum changes many times as much as what goes into it.
 GATE_SHARE = 1 / 16
-# That the key counts is asked, not how exactly. Of 64 short heads, 16 x 31 taps behind the softmax mix in 0.06 of a
+# Whether the key counts, not how exactly. Of 64 short heads, 16 x 31 taps behind the softmax mix in 0.06 of a
 # value, and 0.035 of its dv. An output without the key is off by 1. Of dv it is the root of the share of rows without.
 KEY_ERRORS = {"fwd": 0.25, "decode": 0.25, "bwd": 0.1}
 BEYOND_LENGTH = 64.0  # how much longer keys are made that must not count

@@ -1,7 +1,7 @@
 """Which heads and rows of a result are compared with float64: a bounded sample, drawn anew from each run's seed.
 
-Whole groups of query heads that share a KV head, or all heads of a sequence where they are mixed, and blocks of their
-rows: always the first and the last rows, and those around a border between blocks of a kernel.
+The sample has whole groups of query heads that share a KV head, or all heads of a sequence where they are mixed. Of
+these it has blocks of rows: always the first and the last, and the rows around a border between blocks of a kernel.
 """
 
 from collections.abc import Callable

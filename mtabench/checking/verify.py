@@ -48,7 +48,7 @@ class CheckedShape:
     gate: str = ""
 
     def operation(self, op: str) -> Operation:
-        """The operation of an implementation that computes `op`: those of other kinds lack steps."""
+        """The operation of this shape for an implementation of `op`; without the steps that `op` lacks."""
         conv = (self.query_taps, self.key_taps) if self.convolved and op != PLAIN else None
         more = (self.mix, self.post_conv, self.norm, self.gate) if op == "mta" else ("", None)
         return make_operation(conv, *more, heads=self.heads, head_dim=self.head_dim, causal=self.causal)
@@ -58,7 +58,7 @@ class CheckedShape:
 class CheckFilter:
     """What is checked, where a person says it: entries of one `op`, and steps and sizes in the place of the shapes'.
 
-    Of each kind all values are checked; None leaves those of the shapes. Values are as `axes` parses them. A shape
+    Of each kind all values are checked; None keeps the shapes' values. Values are as `axes` parses them. A shape
     keeps its number of heads a KV head.
     """
 
@@ -118,8 +118,8 @@ LONG_SHAPES = {
     "cpu": (CheckedShape(1, 2, 1, 1153, 16, 4, 3),),
     "interpreter": (CheckedShape(1, 1, 1, 321, 16, 3, 2),),
 }
-# The whole multi-token attention: every combination of steps around the softmax that is more than conv attention, on a
-# small shape; then norms and gates, groups of heads, ten heads and long taps.
+# The whole multi-token attention: on a small shape every combination of steps that is more than conv attention. Then
+# norms and gates, groups of heads, ten heads and long taps.
 SMALL = CheckedShape(1, 4, 2, 29, 16, 4, 3)
 EVERY_STEP = tuple(
     replace(SMALL, convolved=convolved, mix=mix, post_conv=post_conv)
@@ -184,7 +184,7 @@ def run_checks(
 ) -> Iterator[CheckRow]:
     """Check the named implementations (all, if None) on "cuda" or "cpu"; one row a check, as it ends.
 
-    `dtypes` are those to check, all of DTYPES_CHECKED if None; problems of one are the same whatever the others.
+    `dtypes` are checked, all of DTYPES_CHECKED if None; problems of one are the same whatever the others.
     `asked` chooses the operations.
 
     `seed` draws the inputs, and what is checked of long results. An implementation that cannot run there yields one row
@@ -198,13 +198,13 @@ def run_checks(
 
 
 def _problems(
-    implementation: Implementation, device: str, dtypes: Sequence[str] | None, asked: CheckFilter
+    implementation: Implementation, device: str, dtypes: Sequence[str] | None, wanted: CheckFilter
 ) -> Iterator[tuple[Case, Checks, str | None]]:
     """Each shape and dtype, with its checks or why it cannot be run."""
     where = "interpreter" if device == "cpu" and implementation.interpreted else device
     small, long = (MTA_SHAPES, MTA_LONG_SHAPES) if implementation.op == "mta" else (SHAPES, LONG_SHAPES)
     for shapes, checks_of in ((small.get(where, small[device]), _checks), (long[where], _long_checks)):
-        problems = product(asked.shapes(shapes, implementation.op), dtypes or DTYPES_CHECKED[device])
+        problems = product(wanted.shapes(shapes, implementation.op), dtypes or DTYPES_CHECKED[device])
         for shape, dtype in islice(problems, 1 if implementation.slow_to_compile else None):
             case = _case(implementation, shape, dtype, device)
             why_not = _cannot_run(case)
@@ -212,11 +212,11 @@ def _problems(
 
 
 def _of_implementation(
-    implementation: Implementation, device: str, seed: int, dtypes: Sequence[str] | None, asked: CheckFilter
+    implementation: Implementation, device: str, seed: int, dtypes: Sequence[str] | None, wanted: CheckFilter
 ) -> Iterator[CheckRow]:
     """Every check that can be made there, or the row that says why there is none."""
     checked, unchecked, reason = False, set[str](), "none of the shapes that are checked can have these steps"
-    for case, checks, why_not in _problems(implementation, device, dtypes, asked):
+    for case, checks, why_not in _problems(implementation, device, dtypes, wanted):
         reason = why_not or reason
         if why_not is None:
             checked = True
@@ -271,7 +271,7 @@ def _of_pass(pass_: str, check: Callable[[Case, int], Iterable[Check]]) -> Calla
 
 
 def _rows(case: Case, checks: Checks, seed: int) -> Iterator[CheckRow]:
-    """What came of each check."""
+    """The result of each check."""
     for name, check in checks:
         try:
             found = list(check(case, seed))
@@ -381,7 +381,7 @@ def _build(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
 
 
 def _output(case: Case, inputs: Inputs) -> Tensor:
-    """The output of a forward. Raises WrongResultError for another shape, whose parts nobody could compare."""
+    """The output of a forward. Raises WrongResultError for another shape, whose parts cannot be compared."""
     out = _build(case, inputs)()
     if out.shape != inputs.q.shape:
         raise WrongResultError(f"out is {list(out.shape)}; expected {list(inputs.q.shape)}")
@@ -439,7 +439,7 @@ def tokens_first(inputs: Inputs) -> Inputs:
 def expanded(inputs: Inputs, with_dout: bool = True) -> Inputs:
     """All KV heads with the keys and values of the first, and all rows with its dout, which lie in memory once.
 
-    Unless `with_dout`, that of each row is in memory of its own.
+    Unless `with_dout`, each row's dout is in memory of its own.
     """
 
     def expand(x: Tensor, dim: int) -> Tensor:

@@ -1,8 +1,8 @@
 """The workers of a Dask cluster that is there, through its client.
 
 Each has one task at a time, by its address: where tasks wait at a worker that dies, Dask blames all of them.
-Dask's messages are pickles: whoever can send one can run code as the one who reads it. So both ends show certificates
-of one authority, except towards a scheduler on this machine.
+Dask's messages are pickles: a sender can run code as the reader of a message. So both ends show certificates of one
+authority, except towards a scheduler on this machine.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def _cause(error: BaseException | None) -> str:
 def security_of(address: str) -> Security | None:
     """The credentials for a scheduler by Dask's configuration; None for plain loopback.
 
-    Raises UsageError for an address that is none, for one beyond this machine without TLS, and for TLS without an
-    authority, a certificate or a key that are there.
+    Raises UsageError for an invalid address, and for one beyond this machine without TLS. So it does for TLS with a
+    missing authority, certificate or key.
     """
     from distributed import Security
 

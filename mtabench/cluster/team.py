@@ -1,4 +1,4 @@
-"""The workers of a sweep: started or found, asked what they are, given its groups one by one, and let go."""
+"""The workers of a sweep: starts or finds them, reads their facts, gives them groups one by one, and lets them go."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Groups:
         self._watcher.refresh()
 
     def _rows(self, group: Group, facts: Facts, outcome: Outcome) -> list[Row]:
-        """The rows of an outcome, with those of cells that are given up; a group whose worker died waits again."""
+        """The rows of an outcome, with rows of cells that are given up; a group whose worker died waits again."""
         place = facts["worker"]
         self._ceilings[place] |= outcome.ceilings
         if not outcome.lost:
@@ -139,7 +139,7 @@ class Team(ThisProcess):
         return len(self._fit) or (len(self._workers.there()) if isinstance(self._workers, LocalWorkers) else 0)
 
     def meet(self) -> list[str]:
-        """Wait for the workers; who measures, in lines for a person.
+        """Wait for the workers; returns what measures, in lines for a person.
 
         Raises UsageError if there are none, or one that may not measure.
         """
@@ -167,8 +167,8 @@ class Team(ThisProcess):
     def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: Watcher) -> None:
         """Measure the cells that the writer's file does not have yet.
 
-        Raises MtabenchError, with all that was measured kept, if no worker or no scheduler is left or the disk takes
-        no more, and SweepInterruptedError after Ctrl-C.
+        Keeps all that was measured. Raises MtabenchError if no worker or no scheduler is left or the disk takes no
+        more, and SweepInterruptedError after Ctrl-C.
         """
         groups = Groups(plan, writer, settings, watcher, self._run_id)
         last_seen = time.monotonic()
@@ -204,7 +204,7 @@ class Team(ThisProcess):
             self._calls[self._workers.measure(name, groups.request(group, facts), doing)] = name, group
 
     def _ended(self) -> list[tuple[str, Group | None, Any]]:
-        """Ask new workers what they are, and wait a little for calls to end.
+        """Request the facts of new workers, and wait a little for calls to end.
 
         Returns these with Facts or an Outcome, or why there is none. Raises ConnectionError if the scheduler is gone.
         """
@@ -276,7 +276,7 @@ def _result(future: Future[Any]) -> Any:
 
 
 @contextmanager
-def gathered(asked: ClusterOptions, device: str, dry_run: bool) -> Iterator[Team]:
+def gathered(options: ClusterOptions, device: str, dry_run: bool) -> Iterator[Team]:
     """The workers of this machine or of a cluster, whose measuring processes end on the way out.
 
     Nothing is started or reached for a dry run. Raises UsageError for what is not there.
@@ -284,14 +284,14 @@ def gathered(asked: ClusterOptions, device: str, dry_run: bool) -> Iterator[Team
     run_id = "" if dry_run else secrets.token_hex(6)
     with ExitStack() as stack:
         workers: LocalWorkers | DaskWorkers | None = None
-        if asked.scheduler is None:
-            workers = LocalWorkers(asked, run_id)
+        if options.scheduler is None:
+            workers = LocalWorkers(options, run_id)
         else:
             from mtabench.cluster.dask_cluster import connected, security_of
 
-            security = security_of(asked.scheduler)
+            security = security_of(options.scheduler)
             if not dry_run:
-                workers = stack.enter_context(connected(asked.scheduler, security, device, run_id))
+                workers = stack.enter_context(connected(options.scheduler, security, device, run_id))
         try:
             yield Team(workers, run_id)
         finally:

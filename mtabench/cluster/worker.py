@@ -44,7 +44,7 @@ class Measurer:
         return facts
 
     def measure(self, request: bytes, doing: Callable[[str], None] | None = None) -> Outcome:
-        """Measure a packed Request; `doing` is given what the process works on, or it becomes events of Dask's."""
+        """Measure a packed Request; `doing` receives what the process works on, or it becomes events of Dask's."""
         return self._process().measure(request, doing or self._log)
 
     def _log(self, text: str) -> None:

@@ -42,12 +42,12 @@ Pairs = list[tuple[Path, Path]]
 
 def run(
     sweep: SweepWords, base: str, head: str | None, pairs: int, out: Path | None, rerun_unclear: bool,
-    asked: ComparisonOptions,
+    options: ComparisonOptions,
 ) -> int:  # fmt: skip
     """Measure a sweep with the code of two revisions and report what changed; the exit code, as of `compare`.
 
-    `head` None is the working tree. The results go to base.csv and head.csv in the new folder `out`, those of each
-    process to `out`/processes. Raises UsageError before anything is touched, and MtabenchError with what ended kept.
+    `head` None is the working tree. The results go to base.csv and head.csv in the new folder `out`, each process's
+    to `out`/processes. Raises UsageError before anything is touched, and MtabenchError with what ended kept.
     """
     check_pairs(pairs)
     checkout = find_checkout(sweep.own_code)
@@ -59,7 +59,7 @@ def run(
         raise UsageError(f"ab writes a folder with base.csv and head.csv in it; give --out {folder.with_suffix('')}")
     if folder.exists():
         raise UsageError(f"{folder} already exists; give another --out")
-    check_outputs(asked, (folder / "base.csv", folder / "head.csv"))
+    check_outputs(options, (folder / "base.csv", folder / "head.csv"))
     check_folder(folder)
     output = PipeTolerantWriter(sys.stdout)
     console = make_console(output)
@@ -70,7 +70,7 @@ def run(
         print_prose(console, f"dry run: nothing was measured; the results would go to {folder}")
         return 0
     processes = process_folder(folder / "processes")
-    with refusal_reported(asked), _nothing_left_of_wrong_usage(folder), folders_of(checkout, revisions) as folders:
+    with refusal_reported(options), _nothing_left_of_wrong_usage(folder), folders_of(checkout, revisions) as folders:
         both = [
             Side(name, folders[name], revision, checkout.own, folders[name] / checkout.start)
             for name, revision in revisions.items()
@@ -78,7 +78,7 @@ def run(
         sides = both[0], both[1]
         with Progress(console, 2 * pairs) as progress:
             files = measure_pairs(sides, sweep.words, pairs, processes, "", progress)
-        found = _compared(files, folder, asked, looks)
+        found = _compared(files, folder, options, looks)
         for rerun in range(1, looks):
             cells = unclear_cells(found)
             if cells:
@@ -92,8 +92,8 @@ def run(
                 with Progress(console, 2 * pairs * len(cells)) as progress:
                     for number, one in enumerate(words, start=1):
                         files += measure_pairs(sides, one, pairs, processes, f"rerun{rerun}-cell{number}-", progress)
-                found = _compared(files, folder, asked, looks)
-    code = report(found, asked)
+                found = _compared(files, folder, options, looks)
+    code = report(found, options)
     print_prose(console, f"results: {folder / 'base.csv'} and {folder / 'head.csv'}")
     output.report(f"the results are in {folder}")
     return code
@@ -105,12 +105,12 @@ def _repro(cell: ComparedCell, device: str, how: Sequence[str]) -> list[str]:
     return [*shlex.split(case.repro(typed_as(case.impl)))[1:], *how]
 
 
-def _compared(files: Pairs, folder: Path, asked: ComparisonOptions, looks: int) -> Comparison:
+def _compared(files: Pairs, folder: Path, options: ComparisonOptions, looks: int) -> Comparison:
     """Put what the processes measured together in `folder`, and compare it."""
     paths = folder / "base.csv", folder / "head.csv"
     notes = merge(files, *paths)
     base, head = map(read_run, paths)
-    found = compare(base, head, asked.threshold, asked.fail_on, looks)
+    found = compare(base, head, options.threshold, options.fail_on, looks)
     return replace(found, notes=(*found.notes, *notes))
 
 

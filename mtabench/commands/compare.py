@@ -8,20 +8,20 @@ from mtabench.comparing.reporting import ComparisonOptions, check_outputs, refus
 from mtabench.results.runs import read_run
 
 
-def run(base: Path, head: Path, asked: ComparisonOptions, across_devices: bool) -> int:
+def run(base: Path, head: Path, options: ComparisonOptions, across_devices: bool) -> int:
     """Compare two results files and say what changed; the exit code.
 
     With `across_devices` there is no verdict, and samples are not needed. Raises NotComparableError, which the Markdown
-    and the JUnit file asked for then say.
+    and the JUnit file, where wanted, then report.
     """
-    check_outputs(asked, (base, head))
+    check_outputs(options, (base, head))
     was_enabled = gc.isenabled()
     gc.disable()  # to look for cycles among millions of samples takes a quarter of the time
     try:
         runs = read_run(base, not across_devices), read_run(head, not across_devices)
-        with refusal_reported(asked):
-            found = compare_devices(*runs) if across_devices else compare(*runs, asked.threshold, asked.fail_on)
-        return report(found, asked)
+        with refusal_reported(options):
+            found = compare_devices(*runs) if across_devices else compare(*runs, options.threshold, options.fail_on)
+        return report(found, options)
     finally:
         if was_enabled:
             gc.enable()

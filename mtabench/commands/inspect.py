@@ -32,25 +32,25 @@ LEFT = ("kernel", "limited by")
 
 
 def run(
-    target: str | None, kernel: str | None, asked: Mapping[str, Any], all_shapes: bool, baseline: Path | None,
+    target: str | None, kernel: str | None, shape_options: Mapping[str, Any], all_shapes: bool, baseline: Path | None,
     accept: bool, json_file: Path | None, overwrite: bool = False,
 ) -> int:  # fmt: skip
     """Compile and show, or compare with a baseline; the exit code. What was compiled is written to `json_file`.
 
-    With a baseline its targets and shapes are what is compiled, as far as the options do not narrow them, and `accept`
-    writes what came of it into the baseline.
-    Exit codes: 0; 1 if a kernel got worse; 5 if nothing can be compared, or other compilers made the baseline.
+    With a baseline, compiles its targets and shapes, as far as the options do not narrow them. `accept` writes the
+    results into the baseline. Exit codes: 0; 1 if a kernel got worse; 5 if nothing can be compared, or other compilers
+    made the baseline.
     """
     base = None if baseline is None else records.read_json(baseline)
     if json_file is not None:
         check_outputs({"--json-file": json_file}, [baseline] if baseline else [], overwrite)
     if accept and (
-        baseline is None or all_shapes or target or kernel or any(value is not None for value in asked.values())
+        baseline is None or all_shapes or target or kernel or any(value is not None for value in shape_options.values())
     ):
         raise UsageError("--accept replaces a whole baseline: it needs --baseline FILE, and no target, kernel or shape")
     names = tuple(map(short_name, axes.parse_names(kernel, "--kernel"))) if kernel is not None else ()
     targets = _targets(target, base)
-    shapes = chosen_shapes(asked, base.shapes if base else ALL_SHAPES if all_shapes else None)
+    shapes = chosen_shapes(shape_options, base.shapes if base else ALL_SHAPES if all_shapes else None)
     if importlib.util.find_spec("triton") is None:
         raise MtabenchError(
             "inspect compiles with Triton, which is not installed: pip install triton (it is for Linux)"
@@ -77,7 +77,7 @@ def run(
 
 
 def _targets(text: str | None, base: Inspection | None) -> list[Limits]:
-    """Those asked for, else those of the baseline, else the default ones."""
+    """The targets that the option names, else the baseline's, else the default ones."""
     if text is not None:
         names: Sequence[str] = TARGETS if text == "all" else axes.parse_names(text, "--target")
     elif base is not None:
@@ -91,7 +91,7 @@ def _targets(text: str | None, base: Inspection | None) -> list[Limits]:
 
 
 def _compiled(targets: Sequence[Limits], shapes: Sequence[Shape], names: Sequence[str]) -> Inspection:
-    """What came of compiling, with a line on standard error for each shape of a target as it ends."""
+    """The results of compiling, with a line on standard error for each shape of a target as it ends."""
     total = len(targets) * len(shapes)
     done = 0
 

@@ -103,7 +103,7 @@ def _lengths(rows: Sequence[Row]) -> list[str]:
 
 
 def _filled(rows: Sequence[Row], cell: Callable[[Row], str]) -> list[Column]:
-    """A line an implementation, none for those of which nothing is known."""
+    """A line an implementation, none where nothing is known."""
     lines = [[name, *map(cell, line)] for name, line in _lines(rows)]
     return as_columns(_lengths(rows), [line for line in lines if any(line[1:])])
 
@@ -183,7 +183,7 @@ def _row(case: Case, limit: float) -> Row:
 
 
 def _show(console: Console, rows: Sequence[Row], by_tokens: bool) -> None:
-    """The tables of each shape, then what is to be said of all of them."""
+    """The tables of each shape, then the notes on all of them."""
 
     def shape(row: Row) -> tuple:
         case = row.case

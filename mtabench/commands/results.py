@@ -117,7 +117,7 @@ def _write(out: Path, parts: Sequence[FilePart]) -> None:
     plain, compressed = samples_paths(out)
     with written(out) as results:
         results.write(csv_text([COLUMNS, *rows]).encode())
-        stale = {plain, compressed}  # those of a file that is replaced
+        stale = {plain, compressed}  # the samples of a file that is replaced
         if with_samples:
             lines = csv_text([SAMPLE_COLUMNS, *samples_of((part.path, part.rows) for part in with_samples)]).encode()
             target = compressed if len(lines) > MOST_PLAIN else plain

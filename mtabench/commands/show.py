@@ -47,7 +47,7 @@ def run(path: Path, where: Sequence[str], sort: str | None, as_markdown: bool, a
 
 
 def print_rows(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows as they were measured, as those of a file."""
+    """Print rows as they were measured, as `show` prints a file's rows."""
     view = make_view([{name: text_of(row.get(name)) for name in COLUMNS} for row in rows])
     tables.print_lines(console, _lines(f"{title}: {view.cells}", view, [], console))
 

@@ -27,7 +27,7 @@ from mtabench.sweeps.this_process import ThisProcess
 from mtabench.tables import print_prose
 
 
-def run(options: Options, asked: ClusterOptions, output: SweepOutput) -> int:
+def run(options: Options, cluster: ClusterOptions, output: SweepOutput) -> int:
     """Plan and run a sweep; WRONG_RESULT if any of its cells is wrong.
 
     Raises NothingTimedError if none is wrong and none has a time.
@@ -35,12 +35,12 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput) -> int:
     dry_run = output.dry_run
     if output.resume and output.out is None:
         raise UsageError("--resume needs --out FILE, the results file to complete")
-    plan = any_plan(options, asked.device(options))
+    plan = any_plan(options, cluster.device(options))
     path = output.out or RESULTS_FOLDER / f"{options.pass_}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv"
     found = check_destination(path, output.resume)
     bare = {key_of_row(row) for row in without_samples(path, found)}  # they cannot be compared
     already = {key: row for row in found if (key := key_of_row(row)) not in bare}
-    with _measuring(asked, plan, dry_run) as team:
+    with _measuring(cluster, plan, dry_run) as team:
         from mtabench.measuring.ceilings import FILE_NAME, check_ceilings
         from mtabench.sweeps.settings import make_settings
         from mtabench.sweeps.sweep import check_same_device, shapes
@@ -100,17 +100,17 @@ def run(options: Options, asked: ClusterOptions, output: SweepOutput) -> int:
     return WRONG_RESULT * any_wrong
 
 
-def _measuring(asked: ClusterOptions, plan: Plan, dry_run: bool) -> AbstractContextManager[ThisProcess]:
+def _measuring(cluster: ClusterOptions, plan: Plan, dry_run: bool) -> AbstractContextManager[ThisProcess]:
     """What measures the plan: this process, or the workers that the options name."""
-    if not asked.anything:
+    if not cluster.anything:
         return nullcontext(ThisProcess(plan.options.isolate))
     from mtabench.cluster.team import gathered
 
-    return gathered(asked, plan.device, dry_run)
+    return gathered(cluster, plan.device, dry_run)
 
 
 def _draw_at_end(console: Console, path: Path) -> None:
-    """Draw the charts of a sweep that just ended; a failure to draw is said, and spoils nothing."""
+    """Draw the charts of a sweep that just ended; a failure to draw is reported, and spoils nothing."""
     from mtabench.charts import draw
 
     try:

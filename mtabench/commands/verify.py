@@ -29,7 +29,7 @@ CHECK_LINE = "  {:<24} {:>8} {:>8}  "  # below the implementation and the shape
 def run(options: Options, causal: bool | None, as_json: bool) -> int:
     """Check implementations and print a line a check, as it ends; WRONG_RESULT if any result is wrong.
 
-    `causal` is that of all shapes, or None for that of each.
+    `causal` holds for all shapes, or None for each shape's own.
 
     Raises UsageError for options that do not fit, and NothingCheckedError where none could run.
     """
@@ -56,32 +56,32 @@ def run(options: Options, causal: bool | None, as_json: bool) -> int:
     if not rows:
         raise NothingCheckedError(NOTHING)
     wrong = sum(not row.ok for row in rows)
-    said = f"{wrong} of {len(rows)} checks failed" if wrong else f"{all_or_one(len(rows), 'check')} passed"
-    print_prose(console, f"{said}; --seed {seed} draws the same inputs again")
+    outcome = f"{wrong} of {len(rows)} checks failed" if wrong else f"{all_or_one(len(rows), 'check')} passed"
+    print_prose(console, f"{outcome}; --seed {seed} draws the same inputs again")
     return WRONG_RESULT * (wrong > 0)
 
 
 def _checking(options: Options, causal: bool | None) -> tuple[str, int, Iterator[CheckRow]]:
-    """The device, the seed, and the checks that were asked for, which are made as they are taken."""
-    impl, dtype, seed, asked = options.impl, options.dtype, check_seed(options.seed), _asked(options, causal)
+    """The device, the seed, and the wanted checks, which run as the caller takes them."""
+    impl, dtype, seed, filters = options.impl, options.dtype, check_seed(options.seed), _filters(options, causal)
     where = resolve_device(options.device)
     let_triton_interpret(where)
     entries = chosen(names() if impl is None else axes.parse_names(impl, "--impl"))
     wanted = list(dict.fromkeys(entry.name for entry in entries))
-    for name in wanted if impl is not None and asked.op is not None else ():
-        if asked.op not in (computed := [entry.op for entry in every(name)]):
+    for name in wanted if impl is not None and filters.op is not None else ():
+        if filters.op not in (computed := [entry.op for entry in every(name)]):
             raise UsageError(
-                f"--op {asked.op} excludes {name}, which computes {' and '.join(computed)}; drop one of them"
+                f"--op {filters.op} excludes {name}, which computes {' and '.join(computed)}; drop one of them"
             )
     dtypes = None if dtype is None else axes.parse_dtypes(dtype)
     checked = DTYPES_CHECKED[where]
     for name in dtypes or ():
         if name not in checked:
             raise UsageError(f"--dtype {name} is not checked on {where}; expected one or more of {', '.join(checked)}")
-    return where, seed, run_checks(wanted, where, seed, dtypes, asked)
+    return where, seed, run_checks(wanted, where, seed, dtypes, filters)
 
 
-def _asked(options: Options, causal: bool | None) -> CheckFilter:
+def _filters(options: Options, causal: bool | None) -> CheckFilter:
     """The operations and shapes that are to be checked; raises UsageError as a sweep does for steps that do not fit."""
     check_op(options.op)
     whole = is_mta(options)

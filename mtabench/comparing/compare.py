@@ -1,4 +1,4 @@
-"""Two runs, cell by cell: what got slower, what got faster, what broke, and what cannot be told."""
+"""Compares two runs cell by cell: what got slower, what got faster, what broke, and what stays unclear."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,8 +37,8 @@ class NotComparableError(MtabenchError):
 class ComparedCell:
     """A cell of two runs. `change` and its 95 % interval are parts of the base's time: 0.03 is 3 % slower.
 
-    `base_ms` and `head_ms` are the times that were compared, `change` that of one to the other. `detectable` is the
-    smallest slowdown that the comparison finds in a share POWER of cases. None where there is nothing to compare;
+    `base_ms` and `head_ms` are the times that were compared, `change` is from the first to the second. `detectable` is
+    the smallest slowdown that the comparison finds in a share POWER of cases. None where there is nothing to compare;
     `reason` then says why.
     """
 
@@ -111,7 +111,7 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0, or that of the gravest finding: a wrong result, nothing compared, a regression, an unclear cell."""
+        """0, or the gravest finding's code: a wrong result, nothing compared, a regression, an unclear cell."""
         if any(cell.wrong for cell in self.cells):
             return WRONG
         if self.nothing_compared:
@@ -134,9 +134,9 @@ def parse_fail_on(text: str) -> tuple[str, ...]:
 def compare(base: Run, head: Run, threshold: float, fail_on: tuple[str, ...] = FAIL_ON, looks: int = 1) -> Comparison:
     """Pair the cells of two runs and judge each; changes below `threshold` (0.02 is 2 %) do not count.
 
-    Cells that may be looked at several times, `looks` at most, are judged at a level of which each look gets its
-    share, so that looking again finds no more false alarms (Bonferroni). Raises UsageError for one run given twice,
-    NotComparableError for runs of different devices, timers or caches.
+    Cells may be judged several times, `looks` at most. Each look gets its share of the level, so that looking again
+    finds no more false alarms (Bonferroni). Raises UsageError for one run given twice, NotComparableError for runs of
+    different devices, timers or caches.
     """
     if base.path.resolve() == head.path.resolve() or _processes(base) & _processes(head):
         raise UsageError(f"{base.path} and {head.path} hold the same run; give the results of two runs")
@@ -152,7 +152,7 @@ def compare(base: Run, head: Run, threshold: float, fail_on: tuple[str, ...] = F
 def compare_devices(base: Run, head: Run) -> Comparison:
     """The changes of cells that runs of two devices both have a time of, without verdicts.
 
-    Where a run has no samples, changes are those of the medians, without intervals. Raises NotComparableError if no
+    Where a run has no samples, changes are of the medians, without intervals. Raises NotComparableError if no
     cell has a time in both.
     """
     cells = [cell for cell in _paired(base, head) if cell.verdict == "unclear" and not cell.reason]

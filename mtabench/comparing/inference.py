@@ -70,10 +70,10 @@ class Compared:
 def compare_samples(base: Sequence[Processes], head: Sequence[Processes]) -> Compared:
     """Compare samples (ms by process and round) of the same cells in two runs.
 
-    Where every cell has as many processes in both runs, and two or more, they are taken for pairs in their order:
-    `mtabench ab` measures them next to each other, and pairing processes that have nothing to do with each other
-    costs certainty and is not wrong. With other numbers of processes the runs stand apart. Where a cell has one
-    process only, rounds are the clusters, and what differs from process to process is not seen.
+    If every cell has as many processes in both runs, two or more, they are pairs in their order. `mtabench ab` measures
+    these next to each other. Pairing unrelated processes costs certainty and is not wrong. With other numbers of
+    processes the runs stand apart. Where a cell has one process only, rounds are the clusters, and what differs from
+    process to process is not seen.
     """
     several = all(len(cell) > 1 for cell in (*base, *head))
     before, after = map(by_processes if several else by_rounds, (base, head))
@@ -87,10 +87,10 @@ def compare_samples(base: Sequence[Processes], head: Sequence[Processes]) -> Com
 def detectable(errors: Floats, freedom: Floats, least: float, level: float) -> Floats:
     """The log ratio of the smallest slowdown that a comparison finds in a share POWER of cases: `[cells]`.
 
-    If it is the only one of m cells that changed, a cell is called slower from an estimate of at least `least` on whose
+    Assume that only one of m cells changed. It is called slower from an estimate of at least `least` on, if its
     two-sided p-value passes Holm's strictest step, `level` / m. To that comes the minimum detectable effect (Bloom,
-    Evaluation Review 19, 1995): t(POWER) standard errors, since the estimate falls short of the true change by no more
-    in a share POWER of cases.
+    Evaluation Review 19, 1995): t(POWER) standard errors. In a share POWER of cases the estimate falls short of the
+    true change by no more.
     """
     sure = stdtrit(freedom, 1 - level / (2 * len(errors))) * errors
     return np.maximum(sure, least) + stdtrit(freedom, POWER) * errors
@@ -99,7 +99,7 @@ def detectable(errors: Floats, freedom: Floats, least: float, level: float) -> F
 def location(rounds: Rounds) -> float:
     """The logarithm of a time: the mean of the middle half of the logarithms of all samples (ms).
 
-    The interquartile mean: outliers do not move it, as they do not move the median, and it uses more of the samples
+    The interquartile mean. Outliers do not move it, as they do not move the median, and it uses more of the samples
     (Rosenberger and Gasko, in Hoaglin, Mosteller and Tukey, Understanding Robust and Exploratory Data Analysis, 1983).
     Raises ValueError without a sample.
     """
@@ -110,9 +110,9 @@ def by_rounds(cells: Sequence[Processes]) -> Estimates:
     """Locations of cells, with rounds as clusters, since the samples of one round share its conditions.
 
     A round's influence on a trimmed mean is the sum of its samples' winsorized deviations (Tukey and McLaughlin,
-    Sankhya A 25, 1963), and the squares of the influences add up to the variance that a bootstrap over whole rounds
-    would give: the infinitesimal jackknife (Efron, The Jackknife, the Bootstrap and Other Resampling Plans, 1982,
-    chapter 6), times R / (R - 1) for the R rounds that the mean is taken from.
+    Sankhya A 25, 1963). The squares of the influences, times R / (R - 1) for R rounds, add up to the variance of a
+    bootstrap over whole rounds. This is the infinitesimal jackknife (Efron, The Jackknife, the Bootstrap and Other
+    Resampling Plans, 1982, chapter 6).
     """
     values, variances, counts = (np.full(len(cells), np.inf) for _ in range(3))
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)  # cells with as many samples in each round
@@ -130,8 +130,8 @@ def by_rounds(cells: Sequence[Processes]) -> Estimates:
 def by_processes(cells: Sequence[Processes]) -> Estimates:
     """Means over processes of their locations, with processes as clusters; whatever varies within one is in them.
 
-    The bootstrap of a mean over whole clusters needs no drawing: its variance is theirs over their number (Davison
-    and Hinkley, Bootstrap Methods and Their Application, 1997, sections 2.2 and 3.8).
+    The bootstrap of a mean over whole clusters needs no drawing. Its variance is theirs over their number (Davison and
+    Hinkley, Bootstrap Methods and Their Application, 1997, sections 2.2 and 3.8).
     """
     return _means([np.array([location(rounds) for rounds in processes]) for processes in cells])
 
@@ -149,8 +149,8 @@ def by_pairs(base: Sequence[Processes], head: Sequence[Processes]) -> Estimates:
 def pooled(estimates: Estimates) -> Estimates:
     """Each cell's variance drawn towards what is usual in the run, and the freedom that this adds.
 
-    A variance from five clusters is uncertain, and a cell stops early just when its own came out small; the other
-    cells of the run say what is likely: empirical Bayes by moments of the log variance (Smyth, Stat. Appl. Genet. Mol.
+    A variance from five clusters is uncertain, and a cell stops early just when its own is small by chance. The other
+    cells of the run show the usual one: empirical Bayes by moments of the log variance (Smyth, Stat. Appl. Genet. Mol.
     Biol. 3, 2004, section 6.2). Runs of fewer than FEWEST_TO_POOL cells stay as they are.
     """
     variances, freedom = estimates.cluster_variances, estimates.freedom
@@ -173,8 +173,8 @@ def pooled(estimates: Estimates) -> Estimates:
 def log_ratios(base: Estimates, head: Estimates) -> LogRatios:
     """Compare runs that were measured apart, so that their variances add.
 
-    Few clusters have too few different resamples for the small p-values that many cells need, so the tails are those
-    of Student's t (Cameron, Gelbach and Miller, Rev. Econ. Stat. 90, 2008) with the degrees of freedom of Welch
+    Few clusters have too few different resamples for the small p-values that many cells need. So the tails are
+    Student's t's (Cameron, Gelbach and Miller, Rev. Econ. Stat. 90, 2008) with the degrees of freedom of Welch
     (Biometrika 34, 1947). What has no variance at all differs if its values do.
     """
     total = base.variances + head.variances

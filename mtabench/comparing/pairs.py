@@ -1,4 +1,4 @@
-"""Measure two sides in pairs of fresh processes that take turns: A B, B A, A B, and so on.
+"""Measures two sides in pairs of fresh, alternating processes: A B, B A, A B, and so on.
 
 A process measures all cells of a sweep with the code of its side, by that code's own command line, and writes a results
 file. What the two sides share is the command line and the file, nothing else: the base may be older than this.
@@ -170,14 +170,14 @@ def measure(side: Side, words: Sequence[str], path: Path, label: str, progress: 
     progress.doing(f"{label}: starting")
     command = [*words, "--out", str(path.absolute()), "--no-plot"]
     code = run_module("mtabench", command, side.start or side.folder, _environment(side), receive)
-    said = last.removeprefix("mtabench: ") or "it said nothing"
+    message = last.removeprefix("mtabench: ") or "it said nothing"
     if code == USAGE:
-        raise UsageError(f"the code of {side.words} cannot run `mtabench {' '.join(words)}`: {said}")
+        raise UsageError(f"the code of {side.words} cannot run `mtabench {' '.join(words)}`: {message}")
     if code == NothingTimedError.exit_code and not path.exists():
-        raise NothingTimedError(f"the code of {side.words}: {said}")
+        raise NothingTimedError(f"the code of {side.words}: {message}")
     if code not in RAN:
         raise MtabenchError(
-            f"{ending(code).replace('its process', f'a process of {side.words}')}: {said}; "
+            f"{ending(code).replace('its process', f'a process of {side.words}')}: {message}; "
             f"what ended is kept in {path.parent}, and with --isolate a crash costs one cell"
         )
     cells = _check(side, path)
@@ -286,7 +286,7 @@ def merge(pairs: Sequence[tuple[Path, Path]], base: Path, head: Path) -> list[st
     """Write the results files of pairs of processes as one at `base` and one at `head`, with their samples.
 
     Each cell has one row, over the samples of all its processes; its `run_id` joins theirs with plus signs, by which
-    the samples, which keep theirs, are found and told apart.
+    the samples, which keep theirs, are found and distinguished.
 
     Files that are there are replaced: they are what a call with fewer pairs wrote. A cell that failed in any process of
     a side has failed. Pairs in which a cell was `invalid` on either side are left out of it, which the sentences

@@ -40,7 +40,7 @@ STYLES = {"slower": "bold red", "broken": "bold red", "gone": "bold red", "uncle
 HEADER = ("cell", "base ms", "head ms", "change", "95 % interval", "detectable", "verdict")
 TEXTS = ("cell", "verdict")  # of HEADER; the others are numbers
 IN_DOUBT = ("broken", "slower", "gone", "unclear")  # what a reader should know of, whatever fails
-FEWEST_GROUPED = 4  # cells that a run lacks of an implementation, to be told in one sentence
+FEWEST_GROUPED = 4  # cells that a run lacks of an implementation, which one sentence names
 MOST_ANNOTATIONS = 10  # of each kind; GitHub shows no more of a step
 MOST_SUMMARY_BYTES = 1_000_000  # GitHub takes 1 MiB of a step
 FORMATS = ("table", "markdown", "json")
@@ -333,18 +333,18 @@ def comparison_options(typed: Comparing) -> ComparisonOptions:
 
 
 @contextmanager
-def refusal_reported(asked: ComparisonOptions) -> Iterator[None]:
-    """Let the reports asked for, GitHub's included, say why two runs cannot be compared."""
+def refusal_reported(options: ComparisonOptions) -> Iterator[None]:
+    """Write into every wanted report, GitHub's included, why two runs cannot be compared."""
     try:
         yield
     except NotComparableError as error:
-        _write_reports(str(error), asked)
+        _write_reports(str(error), options)
         _tell_github(str(error))
         raise
 
 
 def report(found: Comparison, asked: ComparisonOptions) -> int:
-    """Write and print a comparison as asked, for GitHub too where it runs this; the exit code."""
+    """Write and print a comparison as the options say, for GitHub too where it runs this; the exit code."""
     _write_reports(found, asked)
     if asked.format == "json":
         print_json("compare", comparison_data(found))
@@ -359,8 +359,8 @@ def report(found: Comparison, asked: ComparisonOptions) -> int:
     return found.exit_code
 
 
-def _write_reports(found: Comparison | str, asked: ComparisonOptions) -> None:
-    for name, path in asked.outputs.items():
+def _write_reports(found: Comparison | str, options: ComparisonOptions) -> None:
+    for name, path in options.outputs.items():
         write_text(path, REPORTS[name](found))
 
 
@@ -375,7 +375,7 @@ def _tell_github(found: Comparison | str) -> None:
 
 
 def check_outputs(asked: ComparisonOptions, results: Sequence[Path]) -> None:
-    """Raise UsageError for a report asked for that may not be written; `results` are the files compared."""
+    """Raise UsageError for a wanted report that may not be written; `results` are the files compared."""
     files = {f"--{name.replace('_', '-')}": path for name, path in asked.outputs.items()}
     outputs.check_outputs(files, [one for path in results for one in (path, *samples_paths(path))], asked.overwrite)
 

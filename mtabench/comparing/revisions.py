@@ -21,7 +21,7 @@ SHORT = 12
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A commit by its whole hash, and what it was asked for as; `dirty` is the working tree on top of it."""
+    """A commit by its whole hash, and its name as typed; `dirty` is the working tree on top of it."""
 
     sha: str
     name: str
@@ -128,9 +128,9 @@ def working_tree(checkout: Checkout) -> Revision:
 def folders_of(checkout: Checkout, revisions: Mapping[str, Revision]) -> Iterator[dict[str, Path]]:
     """A worktree of each revision, by the given names, removed at the end however it comes.
 
-    A dirty revision is the checkout itself. The others lie in folders whose paths are as long as each other if their
-    names are: a path's length is known to move what is timed (Mytkowicz et al., "Producing wrong data without doing
-    anything obviously wrong!", ASPLOS 2009).
+    A dirty revision is the checkout itself. The others lie in folders whose paths are equally long if their names are.
+    A path's length can change times (Mytkowicz et al., "Producing wrong data without doing anything obviously wrong!",
+    ASPLOS 2009).
     """
     root = checkout.root
     with tempfile.TemporaryDirectory(prefix="mtabench-") as parent:
@@ -156,7 +156,7 @@ def folders_of(checkout: Checkout, revisions: Mapping[str, Revision]) -> Iterato
 
 
 def _add_submodules(root: Path, folder: Path, revision: Revision, parts: list[Path]) -> None:
-    """Fill the submodules of a worktree from those of the checkout, which `parts` gets; those that lack there stay so.
+    """Fill the submodules of a worktree from the checkout's, which `parts` gets; what the checkout lacks stays empty.
 
     Raises UsageError for a commit that the checkout's submodule does not have.
     """

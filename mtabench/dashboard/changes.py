@@ -9,10 +9,10 @@ are left pass, as Hunter does (Fleming et al., ICPE 2023). A step passes if
 - it explains the data on top of a straight line through all of them, so that a slow drift is no step, and
 - it goes on in the same direction, or lasts: for FEW runs, or for FEWEST_RUNS that all lie far from the levels around.
 
-The noise is that of the history itself, from run to run, and never below what the intervals within the runs say. The
-tests take it for a random walk with noise around it, whose share the history decides: see `_p_values`. Fewer than FEW
-times say too little about noise from run to run: neighbours then differ if their 95 % intervals do not overlap and
-FEW_LEAST is reached, which is weaker evidence.
+The noise is the history's own, from run to run, and never below what the intervals within the runs say. The tests take
+it for a random walk with noise around it, whose share the history decides: see `_p_values`. Fewer than FEW times say
+too little about noise from run to run. Neighbours then differ if their 95 % intervals do not overlap and FEW_LEAST is
+reached, which is weaker evidence.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ FEWEST_RUNS = 3  # of a level
 FEWEST_FOR_DRIFT = 10
 PENALTY = 3.0  # times log(runs), in units of the noise; the tests below decide
 LEVEL = 0.004
-REACH = 6.0  # times the noise: so far from the level, the last runs are told although they are too few
+REACH = 6.0  # times the noise: so far from the level, the last runs are reported although they are too few
 FIRST_REACH = 10.0  # of the first runs: more, since one outlier would pass for a level that ended
 LEAST_NOISE = 1e-3
 INTERVAL_WIDTH = 2 * 1.96  # of a 95 % interval, in standard errors
@@ -184,7 +184,7 @@ def _drift(logs: Floats, start: int, end: int, noise: float, least: float) -> li
 def _p_values(logs: Floats, columns: list[NDArray[Any]], noise: float, signs: Floats | None = None) -> Floats:
     """How likely the coefficient of each of `columns` is so far from zero by chance; 1 if it has not its sign.
 
-    `signs` are those of the last columns. The logs are a level, the columns, noise, and a random walk (Harvey,
+    `signs` are the last columns' expected ones. The logs are a level, the columns, noise, and a random walk (Harvey,
     Forecasting, Structural Time Series Models and the Kalman Filter, 1989: the local level model). The walk's share of
     the variance is the likeliest of WANDER, by restricted likelihood. A sine transform of the differences makes them
     independent: their covariance is tridiagonal.

@@ -24,7 +24,7 @@ from mtabench.results.results_file import LATER_COLUMNS
 
 FORMAT, VERSION = "mtabench-dashboard", 1
 MOST_BROKEN = 100
-# What tells cells apart in a short label, in this order; those that may follow from the rest are then left out.
+# Columns that distinguish cells in a short label, in this order; those that may follow from the rest are then left out.
 LABEL_COLUMNS = (
     "pass", "impl", "seq", "head_dim", *STEPS, "layers", "dtype", "batch", "heads", "kv_heads", "causal", "splits",
     "timer", "cache", "device",
@@ -170,7 +170,7 @@ def _cells(histories: Sequence[History], states: Sequence[str]) -> Json:
 
 
 def _labels(cells: Sequence[Mapping[str, str]]) -> list[str]:
-    """Each cell in the few words that tell it from the others here."""
+    """Each cell in the few words that distinguish it from the others here."""
     rows = [
         {
             **cell,
@@ -185,12 +185,12 @@ def _labels(cells: Sequence[Mapping[str, str]]) -> list[str]:
         for name in LABEL_COLUMNS
         if len({row[name] for row in rows if name not in STEPS or row["op"] != PLAIN}) > 1
     ]
-    told = [name for name in LABEL_COLUMNS if name in ("pass", "impl", "seq", *several)]
+    shown = [name for name in LABEL_COLUMNS if name in ("pass", "impl", "seq", *several)]
     for spare in FOLLOWING:
-        without = [name for name in told if name != spare]
+        without = [name for name in shown if name != spare]
         if len({tuple(row[name] for name in without) for row in rows}) == len(rows):
-            told = without
-    return [" ".join(WORDS.get(name, "{}").format(row[name]) for name in told if row[name]) for row in rows]
+            shown = without
+    return [" ".join(WORDS.get(name, "{}").format(row[name]) for name in shown if row[name]) for row in rows]
 
 
 def _history(history: History, timelines: dict[tuple[int, ...], int]) -> Json:

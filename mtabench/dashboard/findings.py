@@ -177,7 +177,7 @@ class Findings:
 
 
 def find(runs: Sequence[HistoryRun], histories: Sequence[History], threshold: float, days: int) -> Findings:
-    """Look for changes of at least `threshold` in every history; those of a device's last `days` of runs are news.
+    """Find changes of at least `threshold` in every history; changes in a device's last `days` of runs are news.
 
     The last run is the newest that does not lie in the future, where a clock was wrong. Raises UsageError if ruptures
     is not installed.

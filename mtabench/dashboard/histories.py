@@ -92,8 +92,8 @@ class Collector:
     def add(self, columns: Mapping[str, Sequence[str]], source: str) -> None:
         """Add the rows of a file, the texts of `read_file` by column; a row that an earlier file had is only counted.
 
-        Raises UsageError, and takes nothing of the file, where a row cannot stand in a history; TooMuchError where it
-        would be more than a page can hold.
+        Takes nothing of a file if it raises. Raises UsageError for a row that cannot stand in a history, and
+        TooMuchError for more than a page can hold.
         """
         _check(columns, source)
         runs = zip(*(columns[name] for name in RUN_COLUMNS), strict=True)
@@ -199,7 +199,7 @@ def read_archive(folder: Path) -> Archive:
 
 
 def _without_other_gpus(columns: Mapping[str, list[str]], skipped: Counter[str]) -> Mapping[str, list[str]]:
-    """The rows but for those of Triton's kernels with TRITON_OVERRIDE_ARCH, which are counted."""
+    """The rows without Triton's kernels under TRITON_OVERRIDE_ARCH, which are counted."""
     cells = list(zip(columns["impl"], columns["triton"], strict=True))
     kept = [i for i, (impl, triton) in enumerate(cells) if not (impl.startswith("triton") and " for " in triton)]
     if len(kept) == len(cells):

@@ -39,16 +39,15 @@ class Implementation:
 
     `order` is its place in lists, legends and tables; the default is last, and names decide between equals. `build`
     makes a closure that computes the output from a case and its inputs. `why_not` says why it cannot run a case here,
-    or None; `interpreted` says the same of a check on a CPU, where an interpreter runs what needs a GPU. `splits` says
-    whether a decode takes a number of splits, `pages` whether it can read keys in pages.
-    A sweep measures what is `by_name` only if --impl names it; `groups` are names of --impl that stand for several. A
-    `yardstick` is another project's: no commit of this one changes its time.
+    or None. `interpreted` says the same of a check on a CPU, where an interpreter runs GPU kernels. `splits` says
+    whether a decode takes a number of splits, `pages` whether it can read keys in pages. A sweep measures what is
+    `by_name` only if --impl names it; `groups` are names of --impl that stand for several. A `yardstick` is another
+    project's: no commit of this one changes its time.
 
-    `work` says how its executed FLOPs are counted, and what it stores: "dense" (every score, masked or not),
-    "tiled" (the scores that count), "staged" (blocks of them, a chunk of rows at a time), "expanded" (those, with
-    queries and keys `min(cq, ck)` times as long), "banded" (those, and a banded product a tap) or "overlapped"
-    (those, and the margins that tiles share). An estimate takes its `flops`, FLOP/s, where those of its
-    work do not fit.
+    `work` says how its executed FLOPs are counted, and what it stores. "dense": every score, masked or not. "tiled":
+    the scores that count. "staged": blocks of them, a chunk of rows at a time. "expanded": as tiled, with queries and
+    keys `min(cq, ck)` times as long. "banded": as tiled, and a banded product a tap. "overlapped": as tiled, and the
+    margins that tiles share. An estimate takes its `flops`, FLOP/s, where the rate of its work does not fit.
 
     What is `planned` runs its kernels through `mta_kernels`, whose plans say which they are on any GPU.
 
@@ -84,7 +83,7 @@ class Implementation:
 
     @property
     def key(self) -> tuple[str, str, bool]:
-        """What tells entries apart."""
+        """The key that distinguishes entries."""
         return self.name, self.op, self.of_models
 
     @property

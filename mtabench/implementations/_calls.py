@@ -120,7 +120,7 @@ def options_of(case: Case, inputs: Inputs) -> dict[str, Any]:
 
 
 def _cache_of(inputs: Inputs) -> dict[str, Any]:
-    """What a decode step is told of its caches: lengths, and where keys are if the caches are pages."""
+    """The arguments of a decode step about its caches: lengths, and where keys are if the caches are pages."""
     table = {} if inputs.block_table is None else {"block_table": inputs.block_table}
     return {"lengths": lengths_of(inputs), **table}
 

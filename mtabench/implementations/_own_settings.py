@@ -35,7 +35,7 @@ class SideEffectError(MtabenchError):
 
 @contextmanager
 def own_settings(owner: str) -> Iterator[None]:
-    """Within, the process has the settings that `owner` left in earlier blocks; behind it, those of before.
+    """Within, the process has the settings that `owner` left in earlier blocks; after it, the settings from before.
 
     A block within a block changes nothing. Raises SideEffectError if the block replaced what measures it, or made a
     setting that cannot be set back. To enter and to leave takes milliseconds, which nothing timed may hold.
@@ -81,7 +81,7 @@ def _write(settings: dict[Any, Setting], values: dict[Any, Any]) -> None:
     """Set what is another than now, in the order of the settings: one may change those behind it."""
     for name, (read, write) in settings.items():
         if (value := values.get(name, UNKNOWN)) is not UNKNOWN:
-            with suppress(Exception):  # it is looked at afterwards
+            with suppress(Exception):  # the settings are read afterwards
                 if _values({name: (read, write)})[name] != value:
                     write(value)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mtabench.problem.inputs import Inputs
 
 FORWARD, DECODE = ("causal", "scale"), ("scale",)
-OF_CACHE = ("lengths", "block_table")  # what a decode step may ask for besides
+OF_CACHE = ("lengths", "block_table")  # what a decode step may take besides
 USUAL_WORK = "tiled"
 REFUSALS = (NotImplementedError, ValueError, AssertionError)
 WORKS = ("dense", "tiled", "staged", "expanded", "banded", "overlapped")
@@ -94,7 +94,7 @@ def _takes_weight(
     loaded: Loaded, function: Callable[..., Any], part: str, tensors: tuple[str, ...], keywords: tuple[str, ...],
     optional: tuple[str, ...] = (),
 ) -> bool:  # fmt: skip
-    """Whether a function takes a weight of the convolution; raises UsageError if it cannot be called as said."""
+    """Whether a function takes a weight of the convolution; raises UsageError if it cannot be called as described."""
     signature = _parameters(loaded, function, part)
     conv = "weight" in signature.parameters
     positional = (*tensors, "weight") if conv else tensors
@@ -102,9 +102,9 @@ def _takes_weight(
     try:
         _check_places(signature.bind(*positional, **dict.fromkeys(named)), positional)
     except TypeError as error:
-        told = ", ".join((*tensors, "weight", "*", *optional, *keywords))
+        call = ", ".join((*tensors, "weight", "*", *optional, *keywords))
         raise UsageError(
-            f"{loaded.words}{part} takes {signature}, {error}; expected ({told}), or without weight for plain attention"
+            f"{loaded.words}{part} takes {signature}, {error}; expected ({call}), or without weight for plain attention"
         ) from None
     return conv
 
@@ -134,19 +134,19 @@ def _why_not(loaded: Loaded, unsupported: Callable[..., Any] | None, case: Case)
         return None
     from mtabench.problem.inputs import DTYPES
 
-    told = {
+    facts = {
         "pass_": case.pass_, "device": case.device, "dtype": DTYPES[case.dtype], "batch": case.batch,
         "heads": case.heads, "kv_heads": case.kv_heads, "seq": case.seq, "head_dim": case.head_dim,
         "taps": case.conv.taps, "causal": case.operation.causal,
     }  # fmt: skip
     wanted = inspect.signature(unsupported).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in wanted.values()):
-        if unknown := [name for name in wanted if name not in told]:
-            raise UsageError(f"{loaded.words}.unsupported asks for {unknown[0]}; it may ask for {', '.join(told)}")
-        told = {name: told[name] for name in wanted}
+        if unknown := [name for name in wanted if name not in facts]:
+            raise UsageError(f"{loaded.words}.unsupported asks for {unknown[0]}; it may ask for {', '.join(facts)}")
+        facts = {name: facts[name] for name in wanted}
     try:
         with loaded.settings():
-            reason = unsupported(**told)
+            reason = unsupported(**facts)
     except (Exception, SystemExit) as error:
         where = line_in(error, loaded.file)
         raise UsageError(
@@ -169,18 +169,18 @@ def _build(
         of_cache = {"lengths": lengths_of(inputs), "block_table": inputs.block_table}
         wanted = inspect.signature(decode).parameters
         options: dict[str, Any] = {"scale": scale} | {name: of_cache[name] for name in OF_CACHE if name in wanted}
-        return lambda: _only(loaded, _told(loaded, decode, q, inputs.k, inputs.v, *weight, **options))
+        return lambda: _only(loaded, _call(loaded, decode, q, inputs.k, inputs.v, *weight, **options))
     tensors = (inputs.q, inputs.k, inputs.v, *weight)
     options = {"causal": causal, "scale": scale}
     if case.pass_ == "fwd":
-        return lambda: _only(loaded, _told(loaded, loaded.value, *tensors, **options), saves=backward is not None)
+        return lambda: _only(loaded, _call(loaded, loaded.value, *tensors, **options), saves=backward is not None)
     if backward is not None:
-        gradients = functools.partial(_told, loaded, backward)
-        forward = functools.partial(_told, loaded, loaded.value)
+        gradients = functools.partial(_call, loaded, backward)
+        forward = functools.partial(_call, loaded, loaded.value)
         return lambda: _with_backward().apply(loaded, forward, gradients, options, *tensors)
 
     def differentiable() -> Tensor:
-        out = _only(loaded, _told(loaded, loaded.value, *tensors, **options))
+        out = _only(loaded, _call(loaded, loaded.value, *tensors, **options))
         if not out.requires_grad:
             raise UnsupportedError(
                 f"{loaded.name} has no backward: autograd finds no way from its output to its inputs; "
@@ -191,7 +191,7 @@ def _build(
     return differentiable
 
 
-def _told(loaded: Loaded, function: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
+def _call(loaded: Loaded, function: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
     """Call a person's function under its own settings; an error says in a note at which of the person's lines.
 
     Raises UnsupportedError for what the function refuses: an error of REFUSALS that one of its own lines raises.
@@ -218,7 +218,7 @@ def _note_place(error: Exception, place: str) -> None:
 
 @functools.cache
 def _tensor() -> type[Tensor]:
-    """Torch's, imported once: what looks at a result runs within every call that is timed."""
+    """Torch's, imported once: the check of a result runs within every call that is timed."""
     from torch import Tensor
 
     return Tensor

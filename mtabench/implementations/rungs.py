@@ -59,7 +59,7 @@ ENTRIES = (
         order=160, name="triton-pointer", work="dense",
         summary="plain attention: fused in Triton, pointers and masks over the packed layout",
         style=Style("#7B3FA0", "#C58CF0", "o", (0, (1.2, 1.2)), alone=True),
-        flops=1.5e14,  # a guess, as that of triton-descriptor
+        flops=1.5e14,  # a guess, as for triton-descriptor
     ),
     _triton(
         order=170, name="triton-descriptor", work="dense",

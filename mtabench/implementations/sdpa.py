@@ -55,7 +55,7 @@ ENTRIES = (
         summary="plain attention: PyTorch's SDPA, cuDNN backend", groups=("ladder",),
         style=Style("#6E6E6E", "#A3A3A3", "v", (0, (1.2, 1.2))),
         no_expanded_dout=(
-            "PyTorch takes the plan of an earlier backward with the strides of q, k and v, whatever those of dout"
+            "PyTorch takes the plan of an earlier backward with the strides of q, k and v, whatever the strides of dout"
         ),
     ),
     _sdpa(

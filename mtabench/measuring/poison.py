@@ -23,7 +23,7 @@ LARGEST_SMALL_REQUEST = 1 << 20  # bytes: PyTorch's caching allocator keeps smal
 
 @contextmanager
 def poisoned_memory(device: str, sizes: Iterable[int] = ()) -> Iterator[None]:
-    """Within, on "cpu", memory that malloc hands out is NaN, whoever asks for it: with glibc all of more than 2 KiB.
+    """Within, on "cpu", memory that malloc hands out to any caller is NaN: with glibc all of more than 2 KiB.
 
     On either device free blocks of `sizes` bytes are NaN at the start; on "cuda", so is all that PyTorch's
     allocator has free.
@@ -47,7 +47,7 @@ def poisoned_memory(device: str, sizes: Iterable[int] = ()) -> Iterator[None]:
 def poison_free_blocks(sizes: Iterable[int] = ()) -> None:
     """Fill every free block of the current CUDA stream with NaN, and a block of each of `sizes` bytes.
 
-    The allocator gives a request the smallest block that holds it: asked for a free block's size, it gives that block.
+    The allocator gives a request the smallest block that holds it: a request of a free block's size gets that block.
     """
     held = [_block(size) for size in sizes]
     held += [_block(size) for size in sorted(_free_sizes(), reverse=True)]
@@ -65,9 +65,9 @@ def _block(size: int) -> Tensor | None:
 
 
 def _free_sizes() -> Iterator[int]:
-    """Requests, in bytes, that take all free blocks of the current stream, but for those of graphs.
+    """Requests, in bytes, that take all free blocks of the current stream, but for the blocks of graphs.
 
-    None where CUDA's own allocator (cudaMallocAsync) stands for PyTorch's: it does not tell what it has free.
+    None where CUDA's own allocator (cudaMallocAsync) stands for PyTorch's: it does not report its free blocks.
     """
     if torch.cuda.get_allocator_backend() != "native":
         return

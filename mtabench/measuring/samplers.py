@@ -56,7 +56,7 @@ def events_sampler(run: Run, before: Action, look: Look, call_s: float, *, sever
     """Time on the GPU between two events around `run(before())`, of which `before()` lies outside the window.
 
     With `several`, a window holds several calls of a short kernel, of about `call_s` seconds. Before a window the GPU
-    spins for as long as the CPU takes to launch what is in it, so that no late launch is measured.
+    spins for as long as the CPU takes to launch its calls, so that no late launch is measured.
     """
     calls = max(1, min(MAX_CALLS, math.ceil(SHORTEST_WINDOW_S / max(call_s, 1e-9)))) if several else 1
 

@@ -9,7 +9,7 @@ from typing import Any
 UNSETTLED = "~"  # before a time that did not settle
 CI_TARGETS = {"cuda": 0.005, "cpu": 0.03}  # of a time, by device: cores that others use too know no half percent
 CI_TARGET = CI_TARGETS["cuda"]  # of rows that do not name theirs, since no earlier version had another
-MUCH_WIDER, FEWEST_TYPICAL = 2.0, 3  # than what is typical of a run, and how many rows tell that
+MUCH_WIDER, FEWEST_TYPICAL = 2.0, 3  # than what is typical of a run, and how many rows show that
 ROUNDING = 1e-5  # results files hold six digits
 # Share of the rounds for which a thread may wait for a core. An idle machine of two cores shows up to 0.015, one busy
 # process beside two threads 0.25 and more.
@@ -35,8 +35,8 @@ def settled(row: Row) -> bool | None:
     """Whether a row's time is known as well as its sweep wanted, and no other job took the cores; None without a time.
 
     Where most times of a run miss the target, one that is not much wider than the typical interval settled as well. The
-    target is that of the row, or CI_TARGET in files from before it was kept. A file from before the run delay was kept
-    is judged by its interval alone.
+    target is the row's, or CI_TARGET in files without that column. A file without the run delay is judged by its
+    interval alone.
     """
     half = half_interval_of(row)
     if half is None:
@@ -106,7 +106,7 @@ def unsettled_of(rows: Sequence[Row]) -> str:
 
 
 def _is_single(row: Row) -> bool:
-    """Whether a row's time is that of one sample, whose interval would be nothing wide."""
+    """Whether a row's time is of one sample, whose interval would have no width."""
     return _number(row, "samples") == 1
 
 

@@ -35,10 +35,10 @@ def summarize(rounds: Sequence[Sequence[float]]) -> Summary:
 def median_interval(rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
     """95 % interval of the median, by bootstrap over whole rounds.
 
-    Samples of one round share its conditions, so it is the rounds that are drawn again, not the samples: the
-    cluster bootstrap (Field and Welsh, J. R. Stat. Soc. B 69, 2007). Its percentiles are too narrow where rounds are
-    few, so they are taken further out, as far as Student's t asks (Hesterberg, Am. Stat. 69, 2015, "expanded
-    percentile"). With one round the interval is its range.
+    Samples of one round share its conditions, so the bootstrap draws rounds again, not samples: the cluster bootstrap
+    (Field and Welsh, J. R. Stat. Soc. B 69, 2007). Its percentiles are too narrow where rounds are few, so they are
+    taken further out, as far as Student's t does (Hesterberg, Am. Stat. 69, 2015, "expanded percentile"). With one
+    round the interval is its range.
     """
     if len(rounds) == 1:
         return float(min(rounds[0])), float(max(rounds[0]))

@@ -39,7 +39,7 @@ STUCK_S = 2.0  # a counter that has not moved for so long never will
 
 
 class Watch:
-    """What looks at the calls of a cell while they are timed, always outside the windows; this one does nothing."""
+    """Watches the calls of a cell while they are timed, always outside the windows; this one does nothing."""
 
     def change(self) -> None:
         """Before a call: give the inputs other values, at the same addresses."""
@@ -79,8 +79,8 @@ JUDGED_ROUNDS = 10  # so many first rounds have a result judged, and of later on
 class Settings:
     """How to measure. `timer` is auto, events, graph or cpu, `cache` cold or warm; limits are per cell.
 
-    A cell stops, after `min_rounds`, when half the 95 % interval of its median is at most `ci_target` of it (None: what
-    is usual of the device), at `max_rounds`, or at `time_limit_s`. Slow cells take fewer samples a round, at least one.
+    A cell stops, after `min_rounds`, when half the 95 % interval of its median is at most `ci_target` of it (None: the
+    device's usual). Or at `max_rounds`, or at `time_limit_s`. Slow cells take fewer samples a round, at least one.
     """
 
     timer: str = "auto"
@@ -96,7 +96,7 @@ class Settings:
         return CI_TARGETS[device] if self.ci_target is None else self.ci_target
 
     def samples_a_round(self, total_s: float, *, on_gpu: bool) -> int:
-        """As many as were asked for, or as fit into a round and into the time limit at `total_s` seconds a sample."""
+        """As many as the options want, or as fit into a round and into the time limit at `total_s` seconds a sample."""
         longest_s = min(GPU_ROUND_SECONDS if on_gpu else math.inf, self.time_limit_s / self.min_rounds)
         return max(1, min(self.samples_per_round, int(longest_s / max(total_s, 1e-9))))
 
@@ -125,8 +125,8 @@ class Timed:
 class Measurement:
     """Samples in ms by round, and how they were taken; None where unknown. Peak memory is one call's, 10^6 bytes.
 
-    `energy_j` is that of one call among its likes, after the rounds, as `energy` measures it. `run_delay`, of the timer
-    cpu alone, is the share of the rounds' time for which the thread that waited longest in a round waited for a core.
+    `energy_j` is of one call in a series of them, after the rounds, as `energy` measures it. `run_delay`, of the timer
+    cpu alone, is a share of the rounds' time. In each round it counts the thread that waited longest for a core.
     """
 
     timer: str
@@ -160,9 +160,9 @@ def timed(case: Case, build: Build, inputs: Inputs) -> Timed:
 def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K, Measurement | Exception]:
     """Time `cells` in turns on "cuda" or "cpu": rounds go A B C, C B A, and so on, so that drift hits all alike.
 
-    A cell that raises drops out, and its exception stands for it: torch.OutOfMemoryError if there was no memory,
-    TimeoutError if one call takes longer than the time limit, WrongResultError if a result is wrong. Exceptions come
-    first, in the order they happened.
+    A cell that raises drops out, and its exception stands for it. That is torch.OutOfMemoryError without enough memory,
+    TimeoutError if one call exceeds the time limit, and WrongResultError for a wrong result. Exceptions come first, in
+    the order they happened.
     """
     failed: dict[K, Measurement | Exception] = {}
     lanes: dict[K, Lane] = {}
@@ -408,7 +408,7 @@ def _on_copies(case: Case, build: Build, inputs: Inputs) -> list[Callable[[], An
 
 
 def phase(device: str, name: str) -> AbstractContextManager[None]:
-    """A range called `name` around what a GPU is given to do; on the CPU a context that does nothing."""
+    """A range called `name` around work of the GPU; on the CPU a context that does nothing."""
     return torch.cuda.nvtx.range(name) if device == "cuda" else nullcontext()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from mtabench.escaping import printable
 from mtabench.palette import style_sheet
 
-GENERATOR = '<meta name="generator" content="mtabench">'  # tells our pages from a reader's own files
+GENERATOR = '<meta name="generator" content="mtabench">'  # distinguishes our pages from a reader's own files
 ASSETS = Path(__file__).parent / "assets"
 MOST_CHARACTERS = 400  # of a text from a results file
 # What a JSON text may hold that ends a script element, opens a comment in it, or ends a line of JavaScript.

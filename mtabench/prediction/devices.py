@@ -12,7 +12,7 @@ class Device:
     """Limits of a model of GPU; `name` is what CUDA calls it.
 
     `tensor_tflops` counts dense products of 16-bit numbers. `measured` are a copy in GB/s and a 16-bit product in
-    TFLOP/s, None where nobody measured.
+    TFLOP/s, None where not measured.
     """
 
     name: str
@@ -49,7 +49,7 @@ MATMUL_SHARE, COPY_SHARE = 0.79, 0.88
 class Rates:
     """What a device does in a second: multiply-adds of a plain 16-bit product, and bytes of a copy.
 
-    `source` says who measured them.
+    `source` names their origin.
     """
 
     macs: float

@@ -53,11 +53,11 @@ def expected_memory_bytes(case: Case, work: str) -> int:
     """Roughly what a case allocates at its peak beyond its inputs; `work` as in its entry.
 
     Dense implementations store several `N x N` matrices of scores. The expanded form stores its longer keys, and
-    backward a chunk of scores and float32 sums; its peak comes before the gradients in the inputs' dtype are made.
-    Staged stores a chunk of scores, backward two, and more of them if it convolves; and backward float32 sums of dk and
-    dv of a chunk's sequences if there are several chunks of rows.
-    Banded is planned, as are rungs of plain attention. Overlapped multiplies the output by its gradient in float32
-    before its backward. The others store outputs, and backward a float32 sum of dq.
+    backward a chunk of scores and float32 sums. Its peak comes before the gradients in the inputs' dtype. Staged stores
+    a chunk of scores, backward two, and more if it convolves. If there are several chunks of rows, backward also stores
+    float32 sums of dk and dv of a chunk's sequences. Banded is planned, as are rungs of plain attention. Overlapped
+    multiplies the output by its gradient in float32 before its backward. The others store outputs, and backward a
+    float32 sum of dq.
     """
     is_rung = case.op == PLAIN and implementation_of(case).planned
     if (work == "banded" or is_rung) and case.device == "cuda":

@@ -14,7 +14,7 @@ from mtabench.registry import implementation_of
 
 @functools.lru_cache(4096)
 def plan_of(case: Case, gpu: PlannedGpu = H200) -> Plan:
-    """The launches of one call of a cell, of `bwd` those of the gradients alone, and the peak beyond its inputs.
+    """The launches of one call of a cell, in `bwd` of the gradients alone, and the peak beyond its inputs.
 
     Raises what the call raises where it cannot run there, and where it cannot be planned.
     """

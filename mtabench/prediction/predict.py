@@ -2,8 +2,8 @@
 
     max(FLOPs / rate of a plain 16-bit product, bytes / bandwidth of a copy) + a gap for each launch
 
-No constant is of a kernel. So this is a bound that a call comes near where it multiplies by the fastest instructions of
-the GPU; docs/profiling.md has a table of how near.
+No constant is of a kernel. So this is a bound. A call comes near it if it multiplies by the GPU's fastest instructions;
+docs/profiling.md has a table of how near.
 """
 
 from __future__ import annotations

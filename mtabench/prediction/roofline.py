@@ -14,10 +14,10 @@ from mtabench.registry import implementation_of, is_known
 class Standing:
     """A cell beside what its device can do at most; FLOPs, bytes and milliseconds of one call.
 
-    `useful_flops` and `least_bytes` are what the operation needs, whoever computes it; `executed_flops` and
-    `model_bytes` (None where there is no model) what this implementation does, `counted_bytes` what a profiler saw of
-    the latter. `roof_ms` is the least time of the first two at the device's measured ceilings, `own_roof_ms` of the
-    others: what is left to win without another algorithm.
+    `useful_flops` and `least_bytes` are what the operation needs in any implementation. `executed_flops` and
+    `model_bytes` (None without a model) are this implementation's, and a profiler counted `counted_bytes`. `roof_ms` is
+    the least time of the first two at the device's measured ceilings, `own_roof_ms` of the others: the gain left
+    without another algorithm.
     """
 
     median_ms: float
@@ -56,7 +56,7 @@ def standing(
 ) -> Standing:
     """The standing of a cell on a device with these measured ceilings; of memory the one that holds for the cell."""
     useful = useful_flops(case)
-    # Results may name a function of a file, which is not loaded for a look at them: useful work is what is known then.
+    # Results may name a function of a file, which this does not load: useful work is what is known then.
     executed = executed_flops(case, implementation_of(case).work) if is_known(case.impl) else useful
     least, modelled = bytes_moved(case), planned_bytes(case)
     compute_ms, memory_ms = useful / matmul_tflops / 1e9, least / memory_gbytes_s / 1e6
@@ -84,8 +84,8 @@ def planned_bytes(case: Case) -> float | None:
 class Storage:
     """Bytes of one call: inputs and the peak beyond them; beside them all `N x N` scores once.
 
-    `traffic` is read from and written to memory, None where that is not modelled: each kernel takes what it reads from
-    there once, and finds it in the caches when it reads it again. `flops` are executed.
+    `traffic` is read from and written to memory, None where that is not modelled. Each kernel reads its data from
+    memory once, and finds it in the caches when it reads it again. `flops` are executed.
     """
 
     score_matrix: int

@@ -23,12 +23,12 @@ BYTES_PER_ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}
 class Case:
     """One cell of a sweep.
 
-    `pass_` is the CSV column `pass`. `splits` is "auto" or the number asked for where a decode step can split its
-    keys, and None elsewhere; `page_size` the keys of a page where it reads them in pages. `seq` is the number of keys
-    (and of queries, except in decode, where one query is new).
+    `pass_` is the CSV column `pass`. `splits` is "auto" or the number wanted where a decode step can split its keys,
+    and None elsewhere. `page_size` is the keys of a page where decode reads pages. `seq` is the number of keys (and of
+    queries, except in decode, where one query is new).
 
     A cell of a whole model has its `layers`, which are None elsewhere, and one of MODES as its pass. `operation` is
-    then that of every `conv_every`-th layer; the others lack its convolutions. None: no layer has any.
+    then the operation of every `conv_every`-th layer; the others lack its convolutions. None: no layer has any.
     """
 
     pass_: str
@@ -84,7 +84,7 @@ class Case:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns of a results file that tell cells apart; those of a step that is not there are None."""
+        """The columns of a results file that distinguish cells; columns of a step that is not there are None."""
         taps, post_taps = (
             step.taps if step else (None, None) for step in (self.operation.pre_conv, self.operation.post_conv)
         )
@@ -104,9 +104,9 @@ class Case:
 
     @property
     def shape_key(self) -> tuple:
-        """What cells share that take turns in the same rounds: everything but implementation and operation."""
+        """What cells share that alternate in the same rounds: everything but implementation and operation."""
         sizes = (self.batch, self.heads, self.kv_heads, self.seq, self.head_dim)
-        of_model = () if self.layers is None else (self.layers,)  # those of kernels seed what is drawn, and stay
+        of_model = () if self.layers is None else (self.layers,)  # kernels' keys seed their inputs, and must stay
         return (self.pass_, self.dtype, *sizes, *of_model, self.operation.causal, self.device)
 
     @property

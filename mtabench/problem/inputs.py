@@ -29,11 +29,11 @@ SEED = 20504
 class Inputs:
     """Forward and backward: `q [B, Hq, N, D]`, `k, v [B, Hkv, N, D]`.
 
-    The mixers, each None where the operation has no such step: convolutions `weight [Hq, cq, ck]` of the scores and
-    `post_conv` of the probabilities; mixings of heads `pre_mix`, `post_mix`, `[Hq, Hq]` or of groups `[G, c, c]`; of
-    each head's output `norm_weight [D]`, and a gate, `gate_weight [1, D]` or `[D, D]` with `gate_bias [1]` or `[D]`.
+    The mixers are None where the operation has no such step. Convolutions: `weight [Hq, cq, ck]` of the scores and
+    `post_conv` of the probabilities. Mixings of heads: `pre_mix`, `post_mix`, `[Hq, Hq]` or of groups `[G, c, c]`. Of
+    each head's output: `norm_weight [D]`, and a gate, `gate_weight [1, D]` or `[D, D]` with `gate_bias [1]` or `[D]`.
 
-    Decode: `q` is the window `[B, Hq, W, D]`, `k` and `v` the caches, `lengths [B]` int32, and `state` what the step
+    Decode: `q` is the window `[B, Hq, W, D]`, `k` and `v` the caches, `lengths [B]` int32. `state` is what the step
     before left for the convolution of probabilities. With a `block_table [B, pages of a sequence]` int32 the caches are
     pages `[pages, Hkv, page size, D]`. `dout`, shaped as `q`, exists in backward alone, where the others require
     gradients. `seed` drew them.
@@ -105,7 +105,7 @@ class Inputs:
         }
 
     def _in_pages(self, size: int) -> Inputs:
-        """Room for the caches in pages; page 0 is no sequence's, so that nobody finds keys without the table."""
+        """Room for the caches in pages; page 0 is no sequence's, so that no kernel finds keys without the table."""
         batch, heads, keys, head_dim = self.k.shape
         of_sequence = -(-keys // size)
         table = torch.empty(batch, of_sequence, dtype=torch.int32, device=self.k.device)
@@ -132,7 +132,7 @@ class Inputs:
         return replace(self, state=self._state_before())
 
     def refresh(self) -> None:
-        """Make copies, state and pages, if there are any, those of the other inputs as they are now, where they lie."""
+        """Remake copies, state and pages, if any, from the other inputs as they are now, at the same addresses."""
         for stack in self._stacks:
             unnoticed(stack.k).copy_(self.k)
             unnoticed(stack.v).copy_(self.v)

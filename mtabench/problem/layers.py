@@ -28,12 +28,12 @@ def parse_attention(text: str) -> tuple[str, int | None]:
 
 
 def convolves(layer: int, conv_every: int) -> bool:
-    """Whether a layer, from 0, is that of every `conv_every`: of four the third, as in the paper's models."""
+    """Whether a layer, from 0, is the convolving one of its `conv_every` layers: of four the third, as in the paper."""
     return layer % conv_every == conv_every // 2
 
 
 def layer_operation(operation: Operation, layer: int, conv_every: int | None) -> Operation:
-    """That of a layer, from 0: without convolutions unless it `convolves`."""
+    """The operation of a layer, from 0: without convolutions unless it `convolves`."""
     if conv_every is not None and convolves(layer, conv_every):
         return operation
     return replace(operation, pre_conv=None, post_conv=None)

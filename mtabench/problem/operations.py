@@ -45,7 +45,7 @@ def op_of(operation: Operation) -> str:
 def group_sizes(mix: str) -> tuple[int | None, int | None]:
     """Heads a group of the mixings before and after the softmax, 0 for all heads, None for no mixing.
 
-    `heads` mixes all of them, `4` those of groups of four, `none` none. Both are alike, or typed as BEFORE+AFTER:
+    `heads` mixes all of them, `4` heads in groups of four, `none` none. Both are alike, or typed as BEFORE+AFTER:
     `heads+4`. Raises UsageError for any other text.
     """
     before, _, after = (mix or NONE).lower().partition("+")
@@ -66,7 +66,7 @@ def mixings(mix: str, heads: int) -> tuple[HeadMix | None, HeadMix | None]:
 
 
 def mix_of(operation: Operation, heads: int) -> str:
-    """The text that `group_sizes` reads as those of the operation; empty where there are none."""
+    """The text that `group_sizes` reads as the operation's group sizes; empty if it mixes no heads."""
     if operation.pre_mix is None and operation.post_mix is None:
         return ""
     before, after = (_text(mix, heads) for mix in (operation.pre_mix, operation.post_mix))
@@ -105,7 +105,7 @@ def gate_text(gate: Gate | None) -> str:
 
 
 def by_value(key: Iterable[object]) -> tuple[object, ...]:
-    """What sorts a key whose texts may be whole numbers by their values: no pages, pages of 16, then those of 128."""
+    """What sorts a key whose texts may be whole numbers by their values: no pages, pages of 16, then of 128."""
     key = ("" if value == NONE else value for value in key)
     return tuple(value.rjust(12) if isinstance(value, str) and value.isdigit() else value for value in key)
 

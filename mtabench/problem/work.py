@@ -1,4 +1,4 @@
-"""FLOPs and bytes of a cell, counted from its shape. Useful work is what the operation needs, whoever computes it."""
+"""FLOPs and bytes of a cell, counted from its shape. Useful work is what the operation needs in any implementation."""
 
 import math
 from dataclasses import replace
@@ -48,17 +48,17 @@ def gated(case: Case) -> int:
 
 
 def tokens(case: Case) -> int:
-    """Tokens of one call: those of all sequences, in decode the new ones."""
+    """Tokens of one call: of all sequences, in decode only the new ones."""
     return case.batch * (1 if case.pass_ in CACHED_PASSES else case.seq)
 
 
 def useful_flops(case: Case) -> int:
     """FLOPs that the operation needs: `2 * pairs * (2D + steps)` forward, `2 * pairs * (5D + 3 * steps)` backward.
 
-    `steps` are the multiplications a score of what is more than plain attention: `cq * ck` of a convolution, and of a
-    mixing as many as heads are mixed. A gate has `2 * D`, or `2 * D * D`, a head and row beside that, backward three
-    times as many. Of a model, its matrices and attention: of `train` three times the matrices' forward, of a prompt the
-    logits of its last token.
+    `steps` are the multiplications a score beyond plain attention: `cq * ck` of a convolution, and of a mixing as many
+    as it mixes heads. A gate has `2 * D`, or `2 * D * D`, a head and row beside that, backward three times as many. Of
+    a model, its matrices and attention: of `train` three times the matrices' forward, of a prompt the logits of its
+    last token.
     """
     if case.layers is not None:
         return _model_flops(case)
@@ -69,13 +69,13 @@ def executed_flops(case: Case, work: str) -> int:
     """FLOPs that an algorithm executes; `work`, "dense", "tiled" and so on, as in the registry.
 
     Dense computes masked scores too, and its backward finds the scores stored. Tiled does what is useful. Staged stores
-    scores of chunks of rows in whole blocks, and computes those beside a chunk that convolutions read again; its
-    backward has five products, and three times the steps. Expanded
-    has scores of depth `min(cq, ck) * D`, and its backward two more products of that depth and two of depth D.
-    Decode, banded too, folds the taps over queries into `ck` queries. Banded has 32 products a tap and score, backward
-    twice that and 192 for the weight, and of the 64 rows of a tile `cq - 1` are shared with its neighbour, backward 16.
-    Overlapped works on tiles of 64 x 64 scores of which a margin, backward twice as wide, is computed again elsewhere;
-    its two backward kernels have seven products and five convolutions. A decode step has 128 keys.
+    scores of chunks of rows in whole blocks, and computes neighbouring scores that convolutions read again. Its
+    backward has five products, and three times the steps. Expanded has scores of depth `min(cq, ck) * D`, and its
+    backward two more products of that depth and two of depth D. Decode, banded too, folds the taps over queries into
+    `ck` queries. Banded has 32 products a tap and score, backward twice that and 192 for the weight. Neighbouring tiles
+    of 64 rows share `cq - 1` of them, backward 16. Overlapped works on tiles of 64 x 64 scores. Other tiles compute a
+    margin of it again, backward twice as wide. Its two backward kernels have seven products and five convolutions. A
+    decode step has 128 keys.
     """
     if work == "tiled" or case.layers is not None:
         return useful_flops(case)
@@ -162,7 +162,7 @@ def bytes_moved(case: Case) -> int:
 
 
 def only_reads(case: Case) -> bool:
-    """Whether the bytes that must move are read, all but a few: those of decode, whose output is one row a sequence."""
+    """Whether nearly all bytes that must move are read: in decode, whose output is one row a sequence."""
     return case.pass_ in CACHED_PASSES
 
 
@@ -187,7 +187,7 @@ def _gate_flops(case: Case) -> int:
 
 def _dense_flops(case: Case) -> int:
     scores = 2 * pairs(case, dense=True)
-    if case.pass_ == "bwd":  # dV, dP, dQ, dK; the scores' gradient through each step, and that of its mixer
+    if case.pass_ == "bwd":  # dV, dP, dQ, dK; the scores' gradient through each step, and its mixer's gradient
         return scores * (4 * case.head_dim + 2 * (taps(case) + mixed(case)))
     if case.pass_ == "decode":  # scores of the whole window are computed and convolved, one row is kept
         before, after = (

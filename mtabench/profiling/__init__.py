@@ -2,5 +2,5 @@
 
 import os
 
-# PyTorch's profiler prints its stages, unless it is told otherwise before torch is imported.
+# PyTorch's profiler prints its stages, unless this variable is set before torch is imported.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")

@@ -1,7 +1,7 @@
 """What Nsight Compute measured: its raw page as CSV, read into one record a kernel.
 
-`ncu --csv --page raw` writes a header (`"ID","Process ID",...,"Kernel Name",..., metrics`), a row of units, then a
-row a launch, all quoted, with commas between thousands. Lines that begin with `==` are messages of the tool.
+`ncu --csv --page raw` writes a header (`"ID","Process ID",...,"Kernel Name",..., metrics`), a row of units, then a row
+a launch. All fields are quoted, with commas between thousands. Lines that begin with `==` are messages of the tool.
 """
 
 import csv
@@ -56,7 +56,7 @@ BANK_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
 MEMORY_READ, MEMORY_WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 L2_BYTES = "lts__t_bytes.sum"
 REGISTERS, SHARED_SIZE = "launch__registers_per_thread", "launch__shared_mem_per_block"
-# What a run of ours asks for: each by its first name. The stalls are a section of their own.
+# The metrics of our own runs: each by its first name. The stalls are a section of their own.
 ASKED = (
     DURATION, *(names[0] for names in PERCENTAGES.values()), BANK_CONFLICTS, MEMORY_READ, MEMORY_WRITTEN, L2_BYTES,
     REGISTERS, SHARED_SIZE,

@@ -1,7 +1,7 @@
 """The page of one results file: the view of its rows, its charts and what they state, commands that can be trusted.
 
-A results file may come from a stranger. No path in it is opened, and a command in it is offered for measuring a cell
-again only if it is one that mtabench itself writes.
+A results file may come from a stranger. The report opens no path in it. It offers a command for measuring a cell again
+only if it is one that mtabench itself writes.
 """
 
 import io
@@ -87,7 +87,7 @@ def summary(cells: pd.DataFrame) -> list[str]:
 def figures(all_cells: pd.DataFrame) -> list[Figure]:
     """At most three: what the fastest costs over plain attention, its speedup, or else a time; and what is valid.
 
-    Those of times are of the pass and setting with the most cells, and of nobody who is wrong in one of them.
+    Sentences about times are of the pass and setting with the most cells, and of no implementation that is wrong in one.
     """
     timed = all_cells[all_cells["status"] == "ok"]
     cells = max(_parts(all_cells), key=len)
@@ -100,7 +100,7 @@ def figures(all_cells: pd.DataFrame) -> list[Figure]:
 
 
 def _parts(cells: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """The cells of each pass and setting, of each implementation those of one line."""
+    """The cells of each pass and setting, of each implementation the cells of one line."""
     for pass_ in PASS_TITLES:
         for _, setting in settings(cells[cells["pass"] == pass_]):
             yield one_line_each(setting)
@@ -140,8 +140,8 @@ def _interval(half: float) -> str:
 class Report:
     """The results file at `path` as it is shown.
 
-    `rows` are texts by column, `view` is their table, and `cells` are what charts are drawn from, empty where charts
-    cannot hold them; `figures` and `summary` say what they show. `notes` say what is not shown, and why.
+    `rows` are texts by column, and `view` is their table. Charts are drawn from `cells`, which are empty where charts
+    cannot hold them. `figures` and `summary` say what charts show. `notes` say what is not shown, and why.
     """
 
     path: Path
@@ -250,7 +250,7 @@ def embedded_charts(cells: pd.DataFrame, kinds: Sequence[str]) -> list[dict[str,
 
 
 def _picture(chart: Chart, panel: Any, look: Look, name: str) -> str:
-    """One panel without its title. `name` keeps the names inside apart from those of other pictures on the page."""
+    """One panel without its title. `name` keeps the names inside apart from names in other pictures on the page."""
     alone = replace(chart, title="", caption=[], panels=[panel])
     file = io.BytesIO()
     with applied(HTML), mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):

@@ -1,4 +1,4 @@
-"""What people call a cell: one name that is the same in every report, and in tables the parts that tell cells apart."""
+"""Names of cells: one name that is the same in every report, and in tables the parts that distinguish cells."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ TO_THE_LEFT = ("pass", "impl", "dtype", "causal")
 
 
 class ToldApart(NamedTuple):
-    """What all cells share, in words; columns of what tells them apart, and the same as a name in words."""
+    """What all cells share, in words; columns of what distinguishes them, and the same as a name in words."""
 
     shared: str
     columns: list[Column]

@@ -122,7 +122,7 @@ class ResultColumn:
     fact of that name.
     `since` counts the times that the schema had grown when the column came: for a new one, the largest there is plus
     one. Older files lack the column and have it empty.
-    `value` fills it in every row and `timed` in that of a timed cell; who computes it later assigns to the row.
+    `value` fills it in every row and `timed` in the row of a timed cell; code that computes it later sets it there.
     `merged` says how values of several processes become one. By default a measured number becomes the median, and
     anything else the first.
     `heading` is its name in tables, if not that in the file. `shown` puts it into the tables of `show` and `report`.
@@ -190,7 +190,7 @@ def _attention_share(of: TimingFacts) -> float | None:
 
 
 _SIZE = Field(fields.count, numeric=True, kind="whole")
-# A text in a frame: empty tells cells apart, NaN not.
+# A text in a frame: empty distinguishes cells, NaN does not.
 _LATER_SIZE = Field(fields.optional(fields.count), kind="whole")
 
 TABLE: tuple[ResultColumn, ...] = (
@@ -214,7 +214,7 @@ TABLE: tuple[ResultColumn, ...] = (
     _cell("conv_q", "query taps of the convolution before the softmax", COUNT),
     _cell("conv_k", "key taps of the convolution before the softmax", COUNT),
     _cell("causal", "whether a query sees no later key", Field(fields.flag, kind="flag")),
-    _cell("splits", "of decode, the number of splits asked for, or `auto`", Field(fields.optional(fields.splits))),
+    _cell("splits", "of decode, the wanted number of splits, or `auto`", Field(fields.optional(fields.splits))),
     _cell(
         "mix", "heads mixed before and after the softmax: `heads` (all), or so many a group; else `BEFORE+AFTER`",
         Field(fields.optional(fields.mix)), since=5,

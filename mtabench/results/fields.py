@@ -1,4 +1,4 @@
-"""What may stand in a field of a results file, whoever wrote it: each check gives the text as mtabench writes it.
+"""What any program may write into a field of a results file: each check gives the text as mtabench writes it.
 
 A check raises ValueError with what it expects. Numbers are bounded, so that no sum, ratio or axis made of a few of them
 overflows.

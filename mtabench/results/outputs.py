@@ -153,8 +153,8 @@ def check_outputs(
 ) -> None:
     """Raise UsageError for a file, by its option, that is read, written twice or by another process, or cannot be made.
 
-    One that is there is replaced if `overwrite` says so, or if it is an earlier one of its kind: `marks` has, by
-    option, what the head of such a file holds.
+    An existing one is replaced if `overwrite` says so, or if it is an earlier one of its kind. `marks` has, by option,
+    what the head of such a file holds.
     """
     read = list(inputs)
     taken: set[Path] = set()
@@ -237,7 +237,7 @@ def written(path: Path) -> Iterator[BinaryIO]:
 def check_folder(path: Path, option: str = "--out") -> None:
     """Raise UsageError if `path` could not be made where it would be; leaves nothing there.
 
-    A file without a name is opened to find out: permissions alone do not tell (root, read-only disks, /proc).
+    A file without a name is opened to find out: permissions alone do not show it (root, read-only disks, /proc).
     """
     folder = next(folder for folder in path.absolute().parents if folder.exists())
     if not folder.is_dir():

@@ -62,8 +62,8 @@ def make_view(rows: Sequence[Row]) -> View:
     """The view of some rows, at least one."""
     shared = {name: value for name in (*SETTING, *DEVICE) if (value := _shared(rows, name)) is not None}
     tokens = "" if "batch" in shared else _tokens(rows)
-    told = {*shared, "batch"} if tokens else set(shared)
-    varying = [_problem_column(rows, name) for name in ("device", *SETTING, *DEVICE[1:]) if name not in told]
+    stated = {*shared, "batch"} if tokens else set(shared)
+    varying = [_problem_column(rows, name) for name in ("device", *SETTING, *DEVICE[1:]) if name not in stated]
     varying = [column for column in varying if any(column.texts)]
     splits = [column for column in varying if column.name == "splits"]
     varying = [column for column in varying if column.name != "splits"]
@@ -124,7 +124,7 @@ def _shared(rows: Sequence[Row], name: str) -> str | None:
     values = {_shown(row, name) if name == "splits" else value_of(row, name) for row in rows}
     if name not in STEPS:
         values.discard("")
-    elif name in PLAIN_LACKS and any(row["op"] != PLAIN for row in rows):  # which is told by its implementation
+    elif name in PLAIN_LACKS and any(row["op"] != PLAIN for row in rows):  # which its implementation implies
         values = {value_of(row, name) for row in rows if row["op"] != PLAIN}
     if name == "kv_heads" and all(row["kv_heads"] == row["heads"] for row in rows):
         return ""
@@ -186,7 +186,7 @@ def _counted(rows: Sequence[Row]) -> str:
 
 
 def _status(rows: Sequence[Row]) -> tuple[ViewColumn, list[str]]:
-    """The column of what became of each cell, with numbers that stand for reasons, and the reasons."""
+    """The column of each cell's outcome, with numbers that stand for reasons, and the reasons."""
     reasons = {reason: i for i, reason in enumerate(dict.fromkeys(r["reason"] for r in rows if r["reason"]), start=1)}
 
     def text(row: Row) -> str:

@@ -74,7 +74,7 @@ def of_gpu(row: Mapping[str, Any]) -> bool:
 
 
 def key_of(case: Case) -> Key:
-    """The texts of KEY_COLUMNS for a cell: what tells whether a file already has it."""
+    """The texts of KEY_COLUMNS for a cell: they show whether a file already has it."""
     columns = case.columns
     return tuple(text_of(columns[name]) for name in KEY_COLUMNS)
 
@@ -109,8 +109,8 @@ def find_samples(path: Path) -> Path:
 def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
     """The rows of a results file, maybe none, as texts that the columns' checks let pass.
 
-    Raises UsageError for a file that is missing, too large, of another schema_version, without a column of it, or
-    with anything in a field that does not belong there; `with_rows` also for one without rows.
+    Raises UsageError for a file that is missing, too large, of another schema_version, or without a column of it. So it
+    does for an invalid field, and `with_rows` for a file without rows.
     """
     path = Path(path)
     file = read_csv(path, MOST_BYTES, MOST_ROWS, ends_in_text=True)

@@ -127,8 +127,8 @@ class TimingFacts:
 def roofline_seconds(case: Case, ceilings: Ceilings) -> float | None:
     """The least time the useful work can take, at the measured rate of matrix products or of memory.
 
-    That of memory is the bandwidth of reading where a cell only reads, else that of a copy, which reads and writes.
-    None where the one that applies is not known.
+    The rate of memory is the bandwidth of reading where a cell only reads, else of a copy, which reads and writes.
+    None where this rate is not known.
     """
     memory = ceilings.read_gbytes_s if only_reads(case) else ceilings.copy_gbytes_s
     if memory is None:

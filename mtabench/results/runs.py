@@ -84,7 +84,7 @@ class Run:
 def read_run(path: Path, samples_needed: bool = True) -> Run:
     """Read a results file and the samples beside it; without these only if they are not `samples_needed`.
 
-    Raises UsageError, in one sentence, where anything is missing, cut off, given twice or at odds with the rest: a
+    Raises UsageError, in one sentence, where anything is missing, cut off, given twice or at odds with the rest. A
     comparison of half a file would pass in silence.
     """
     file = read_file(path, with_rows=True)
@@ -121,7 +121,7 @@ def process_ids(run_id: str) -> list[str]:
 
 
 def without_samples(results: Path, rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Those of the rows, as texts, whose times lack the raw samples beside the results file; raises UsageError."""
+    """The rows, as texts, whose times lack the raw samples beside the results file; raises UsageError."""
     timed = [row for row in rows if row["status"] == "ok"]
     if not timed or not find_samples(results).exists():
         return timed

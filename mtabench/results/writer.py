@@ -61,8 +61,8 @@ class Writer:
     """Appends whole rows to one results file, held by an exclusive lock until `close`.
 
     `done` maps the key of each cell the file already has to its row, but for those to measure `again`, whose rows are
-    replaced. Raises UsageError if another process writes the file, if it exists and `resume` is false, if it has
-    another schema, or if it can't be written.
+    replaced. Raises UsageError if another process writes the file, if it has another schema, or if it cannot be
+    written. So it does for an existing file if `resume` is false.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Writer:
 
 
 class _Appended:
-    """A file that this process alone adds lines to, and that nobody takes away or shortens unnoticed.
+    """A file that this process alone adds lines to, and that no process removes or shortens unnoticed.
 
     `path` is what a person calls it; what it is does not change with the current folder.
     """

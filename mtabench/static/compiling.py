@@ -148,7 +148,7 @@ class _Compilation:
         metadata, cubin, ptx = compiled.metadata, compiled.asm["cubin"], compiled.asm["ptx"]
         usage = machine_code.usage_of(cubin, number)[metadata.name]
         spills = Spills(0, 0)
-        if usage.stack:  # the assembler is asked again only where there may be spills
+        if usage.stack:  # the assembler runs again only where there may be spills
             options = [] if metadata.enable_fp_fusion else ["--fmad=false"]
             options += (metadata.ptx_options or "").split()
             spills = machine_code.spills_of(ptx, ("-lineinfo", *options))[metadata.name]
@@ -224,14 +224,14 @@ class _Compilation:
 
 
 def _over(limits: Limits, code: _Code, shared: int, resources: Sequence[str]) -> str:
-    """What a kernel asks for that a block cannot have."""
-    asked = {
+    """The resources that a kernel needs and a block cannot have."""
+    reasons = {
         "registers": f"{code.usage.registers} registers a thread in {code.warps} warps exceed a block's",
         "shared memory": f"{shared} bytes of shared memory, of {limits.shared_per_block} that a block can have",
         "tensor memory": f"{code.tensor_memory} columns of tensor memory, of {limits.tensor_memory}",
         "warps": f"{code.warps} warps, of {WARPS_PER_BLOCK} that a block can have",
     }
-    return "; ".join(asked[resource] for resource in resources)
+    return "; ".join(reasons[resource] for resource in resources)
 
 
 def _tiles(function: Any, constants: Mapping[Any, Any]) -> str:

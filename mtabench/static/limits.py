@@ -12,8 +12,8 @@ REGISTERS_PER_SM = 64 * 1024
 REGISTERS_PER_BLOCK = 64 * 1024
 REGISTERS_PER_THREAD = 255
 WARPS_PER_BLOCK = 1024 // WARP
-# cuda_occupancy.h of CUDA 13.0, NVIDIA's occupancy calculator, for compute capabilities 8.0 to 12.x: registers are
-# allocated to warps, 256 at a time, within each of the four partitions of an SM; shared memory 128 bytes at a time.
+# cuda_occupancy.h of CUDA 13.0, NVIDIA's occupancy calculator, for compute capabilities 8.0 to 12.x. Registers are
+# allocated to warps, 256 at a time, within each of the four partitions of an SM. Shared memory: 128 bytes at a time.
 REGISTER_UNIT = 256
 PARTITIONS = 4
 SHARED_UNIT = 128
@@ -27,7 +27,7 @@ REGISTERS, SHARED, TENSOR, WARPS, BLOCKS = "registers", "shared memory", "tensor
 class Limits:
     """An SM of one compute capability.
 
-    `shared_per_block` is what a kernel may ask for at most (the opt-in limit). `tensor_memory` counts columns, 0 where
+    `shared_per_block` is what a kernel may have at most (the opt-in limit). `tensor_memory` counts columns, 0 where
     there is none. `gpu` is a GPU of this capability, as CUDA calls it, and `sms` its number of SMs.
     """
 
@@ -67,7 +67,7 @@ LIMITS = (
     Limits("sm_120", (12, 0), 48, 24, 100 * KIB, 99 * KIB, 0, "NVIDIA GeForce RTX 5090", 170),
 )
 TARGETS = tuple(limits.target for limits in LIMITS)
-# sm_89 has the code of sm_86 and room for more blocks: it is compiled when asked for.
+# sm_89 has the code of sm_86 and room for more blocks: it is compiled only if --target names it.
 DEFAULT_TARGETS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 
 

@@ -104,7 +104,7 @@ def assembler_name(capability: int) -> str:
 
 @functools.cache
 def tool(name: str) -> str:
-    """The path of a tool of NVIDIA's that Triton brings or was told of (TRITON_PTXAS_PATH and the like).
+    """The path of an NVIDIA tool that Triton brings or that a variable names (TRITON_PTXAS_PATH and the like).
 
     Raises ToolError, with what to do about it.
     """

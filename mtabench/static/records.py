@@ -1,8 +1,8 @@
 """What is known of a compiled kernel, as a row; the JSON file of such rows, and two of them compared.
 
 JSON: `{"schema_version": 1, "toolchain": {...}, "shapes": {NAME: {...}}, "kernels": [{...}, ...]}`, a line a kernel.
-What is unknown is left out. A row is identified by `target`, `shape` and `kernel`; rows come in the order in which they
-were asked for.
+What is unknown is left out. A row is identified by `target`, `shape` and `kernel`; rows come in the order of the
+request.
 """
 
 import json
@@ -70,7 +70,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The kernels of a run, the shapes that it asked for, and the versions of what compiled them.
+    """The kernels of a run, the shapes that it compiled for, and the versions of what compiled them.
 
     `launched` names all kernels of these shapes, wanted or not.
     """
@@ -147,7 +147,7 @@ class KernelComparison:
 def compare(
     base: Inspection, head: Inspection, targets: Collection[str], names: Sequence[str] = ()
 ) -> KernelComparison:
-    """What changed from `base` to `head`, of the kernels that `head` was asked for.
+    """What changed from `base` to `head`, of the kernels that `head` has.
 
     These are the kernels for `targets` and for the shapes of `head`, whose names hold one of `names` if there are any.
     Worse is one that starts to spill or spills more, that no longer fits in a block, that leaves an SM fewer warps,

@@ -1,4 +1,4 @@
-"""The shapes of arguments that kernels are compiled for: a few that stand for all, and those that are asked for."""
+"""The shapes of arguments that kernels are compiled for: a few that stand for all, and any that options choose."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from mtabench.problem import axes
 
 @dataclass(frozen=True)
 class Shape:
-    """Arguments of conv attention, batch 1. Of the tile sizes `seq` decides those of a forward.
+    """Arguments of conv attention, batch 1. `seq` decides the tile sizes of a forward alone.
 
-    `packed` has documents in the row of tokens; `page_size` is that of the cache that decode reads, 0 if contiguous.
+    `packed` has documents in the row of tokens; `page_size` is of the cache that decode reads, 0 if contiguous.
     `by_name`: for the kernels too that a sweep measures by name alone, the ladder's and cuda-conv's.
     """
 
@@ -61,13 +61,13 @@ ALL_SHAPES = (
 DEFAULT_SHAPES = ALL_SHAPES[:2]
 
 
-def chosen_shapes(asked: Mapping[str, Any], among: Sequence[Shape] | None) -> list[Shape]:
-    """The shapes to compile for: of those in `among`, the ones that fit what is asked; else all combinations asked for.
+def chosen_shapes(typed: Mapping[str, Any], among: Sequence[Shape] | None) -> list[Shape]:
+    """The shapes to compile for: those in `among` that fit the options; without `among` all their combinations.
 
-    `asked` has options by their names in READERS as typed, None where one was not given. Raises UsageError for options
+    `typed` has options by their names in READERS as typed, None where one was not given. Raises UsageError for options
     that cannot be read, and where none of `among` fits.
     """
-    wanted = {name: READERS[name](given) for name, given in asked.items() if given is not None}
+    wanted = {name: READERS[name](given) for name, given in typed.items() if given is not None}
     if among is None:
         if not wanted:
             return list(DEFAULT_SHAPES)

@@ -50,7 +50,7 @@ def make_cells_plan(options: Options, path: Path, device: str | None = None) -> 
     check_measuring(options)
     _check_beside(options, path)
     wanted = None if options.impl is None else axes.parse_names(options.impl, "--impl")
-    found = _read(path, options.pass_, wanted)  # so that a slip is told before torch is imported to look for the device
+    found = _read(path, options.pass_, wanted)  # reports a typing error before torch is imported to look for the device
     here = device is None
     options, device = settle(options, device)
     cases = tuple(replace(case, device=device) for case in found)
@@ -75,7 +75,7 @@ def _check_beside(options: Options, path: Path) -> None:
 
 
 def _read(path: Path, pass_: str, wanted: Sequence[str] | None) -> tuple[Case, ...]:
-    """The cells of the file, for a CPU; those of a shape follow each other, as they take turns in the same rounds."""
+    """The cells of the file, for a CPU; cells of a shape follow each other, as they alternate in the same rounds."""
     passes = MODES if pass_ == MODEL else (pass_,)
     rows = read_results(path).to_dict("records")
     cases = [Case.of_row({str(name): value for name, value in row.items()}, "cpu") for row in rows]

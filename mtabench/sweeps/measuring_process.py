@@ -1,8 +1,8 @@
 """A process that measures cells for another: a cell with --isolate, a group after the other for a worker.
 
-Why not a worker's own process: it answers others in a thread of the interpreter that launches the kernels, and would
-hold its lock now and then within a timed window. Why a worker has no process a group: to import torch and to start CUDA
-takes as long as a small group. Why none lives longer than a sweep: the next one measures the code as it is then.
+A worker's own process cannot measure: a thread of it answers other processes. This thread would hold the interpreter's
+lock now and then within a timed window. Why a worker has no process a group: to import torch and to start CUDA takes as
+long as a small group. Why none lives longer than a sweep: the next one measures the code as it is then.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the cells: rows, samples, ceilings by dtype.
+    """The outcome of cells: rows, samples, ceilings by dtype.
 
     `lost` says why cells have no row, if so, and `status` what they are then.
     """
@@ -136,7 +136,7 @@ def pin_cores() -> None:
 
 
 def measure_group(send: Callable[[object], None], packed: bytes, written: Mapping[Key, Row]) -> None:
-    """In the process: measure a Request's cells but for those `written` since, and send what comes of them."""
+    """In the process: measure a Request's cells but for those `written` since, and send the results."""
     pin_cores()
     from mtabench.environment import git_columns
     from mtabench.registry import load_again, loaded_files

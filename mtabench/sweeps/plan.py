@@ -68,7 +68,7 @@ def usual_axes(pass_: str) -> str:
 class Plan:
     """The cells of a sweep in the order measured; `notes` are texts for a person.
 
-    `baseline_splits` are those of the baseline's cells that speedups refer to, None if it does not split keys. `seed`
+    `baseline_splits` are the splits of the baseline's cells that speedups refer to, None if it has none. `seed`
     draws the inputs and what is checked of the results; the options have it too, as if it had been typed.
     """
 
@@ -148,9 +148,9 @@ class _Axes:
 def make_plan(options: Options, device: str | None = None) -> Plan:
     """Expand the options into cells; raises UsageError, in one sentence, for what a sweep could not do.
 
-    `device`, "cuda" or "cpu", is for cells that will not run here; None looks for the one that the options ask for.
+    `device`, "cuda" or "cpu", is for cells that will not run here; None chooses by the options.
     """
-    _parse(options, "cpu")  # so that a slip of the fingers is told before torch is imported to look for the device
+    _parse(options, "cpu")  # reports a typing error before torch is imported to look for the device
     here = device is None
     options, device = settle(options, device)
     given = _parse(options, device)
@@ -310,7 +310,7 @@ def _texts(options: Options, device: str) -> dict[str, str]:
 
 
 def _cases(options: Options, given: _Axes, device: str) -> Iterator[Case]:
-    """Cells that share a shape follow each other: they take turns in the same rounds."""
+    """Cells that share a shape follow each other: they alternate in the same rounds."""
     decode = options.pass_ == "decode"
     for dtype, head_dim, heads, seq in product(given.dtypes, given.head_dims, given.heads, given.seqs):
         for batch in given.batches or [max(1, (given.tokens or 1) // seq)]:

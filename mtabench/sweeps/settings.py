@@ -6,7 +6,7 @@ from mtabench.sweeps.plan import Options, Plan
 
 
 def make_settings(plan: Plan) -> timing.Settings:
-    """How the plan's options ask to measure; where they say nothing, as timing.Settings does."""
+    """How the plan's options want to measure; where they say nothing, as timing.Settings does."""
     options = plan.options
     usual = timing.Settings()
     rounds = options.rounds or usual.max_rounds

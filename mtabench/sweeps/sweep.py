@@ -86,7 +86,7 @@ class SweepInterruptedError(MtabenchError):
 
 @dataclass(eq=False)
 class Messenger:
-    """Stands for the sink and the watcher of a sweep in another process, which sends what they are given.
+    """Stands for the sink and the watcher of a sweep in another process, which sends what they receive.
 
     `pack` makes the message of rows and their samples; what the process works on is sent as a text.
     """
@@ -107,7 +107,7 @@ class Messenger:
         self.send(text)
 
     def ended(self, row: Row) -> None:
-        """Told by whoever writes the row."""
+        """The caller has written the row."""
 
 
 def check_same_device(
@@ -115,7 +115,7 @@ def check_same_device(
 ) -> None:
     """Raise UsageError if rows of the file at `path` were measured on another device than this sweep's.
 
-    `device_name` is that of the workers that will measure, empty if it is not known; None if this process does.
+    `device_name` names the workers' device, empty if it is not known; None if this process measures.
     """
     others = {row["device"] for row in rows}
     here = device_name
@@ -143,7 +143,7 @@ def run(plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher)
 
 
 def shapes(cases: Iterable[Case]) -> Iterator[list[Case]]:
-    """The cells of each shape, which take turns in the same rounds, and so on the same device."""
+    """The cells of each shape, which alternate in the same rounds, and so on the same device."""
     for _, group in groupby(cases, key=lambda case: case.shape_key):
         yield list(group)
 
@@ -337,7 +337,7 @@ def _first_failure_only(rows: Mapping[Case, Row]) -> dict[Case, Row]:
 
 
 def _is_whole(ceilings: Ceilings | None) -> bool:
-    """Whether these are ceilings with every rate: those that an earlier version kept lack that of reading."""
+    """Whether these are ceilings with every rate: an earlier version kept none of reading."""
     return ceilings is not None and ceilings.read_gbytes_s is not None
 
 

@@ -33,7 +33,7 @@ class ThisProcess:
         return None
 
     def meet(self) -> list[str]:
-        """Who measures, in lines for a person: nothing to tell."""
+        """What measures, in lines for a person: nothing to add."""
         return []
 
     def against(self, cases: Sequence[Case]) -> dict[Case, str]:

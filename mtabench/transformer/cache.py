@@ -71,7 +71,7 @@ class Cache:
                 getattr(state, name).copy_(getattr(new, name))
 
     def advance(self) -> None:
-        """Make room for one more token of each sequence, which the model is given next: where, all layers share."""
+        """Make room for the next token of each sequence: where, all layers share."""
         self.lengths += 1
         at = (self.lengths - 1).long()
         self._page, self._row = self.block_table.gather(1, (at // PAGE)[:, None])[:, 0].long(), at % PAGE
@@ -79,7 +79,7 @@ class Cache:
             self.queries[..., :-1, :] = self.queries[..., 1:, :].clone()
 
     def turns(self, table: Tensor, count: int) -> Tensor:
-        """The rotary angles of the next `count` tokens, out of those of all positions."""
+        """The rotary angles of the next `count` tokens, out of the angles of all positions."""
         if self.decoding:
             return table[:, self.lengths - 1][:, :, None, None]  # [2, B, 1, 1, D / 2]
         return table[:, self.start : self.start + count]

@@ -1,4 +1,4 @@
-"""A plain transformer: rotary positions, RMSNorm, gated networks, and in its layers the attention asked for."""
+"""A plain transformer: rotary positions, RMSNorm, gated networks, and in its layers the configured attention."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ THETA = 1e5  # rotary positions: the slowest pair turns by about 1 / THETA a tok
 
 @dataclass(frozen=True)
 class Config:
-    """A model. `operation` is that of every `conv_every`-th layer, the others lack its convolutions (None: all do).
+    """A model. Every `conv_every`-th layer has `operation`, the others lack its convolutions (None: all lack them).
 
-    A layer without any step has plain attention. `backend` is that of the others; models that mix heads also have the
+    A layer without any step has plain attention. `backend` computes the others; models that mix heads also have the
     norm and the gate of the paper's.
     """
 
@@ -102,7 +102,7 @@ def loss_of(x: Tensor, norm: Tensor, embedding: Tensor, targets: Tensor) -> Tens
 
 @dataclass(frozen=True)
 class Parts:
-    """What a model is made of beside attention, as it is or compiled; and who calls an attention."""
+    """A model's parts beside attention, as they are or compiled; and the caller of an attention."""
 
     before: Callable[..., tuple[Tensor, ...]] = before_attention
     after: Callable[..., Tensor] = after_attention

@@ -76,7 +76,7 @@ class Training:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Make all weights those of the beginning."""
+        """Make all weights what they were at the beginning."""
         self.shared.reset()
         for now, first in zip(self._own, self._first, strict=True):
             now.copy_(first)
@@ -113,7 +113,7 @@ class Results(Watch):
 
 
 def timed_training(training: Training, loss: float) -> Timed:
-    """A step with all that belongs to it. Losses must be finite, those of the first steps the same again at the end."""
+    """A step with all that belongs to it. Losses must be finite, and the first steps' losses the same again at the end."""
     model, case, dtype = training.model, training.shared.case, training.shared.dtype
 
     def not_finite(result: Tensor) -> str:
@@ -231,8 +231,8 @@ def _with_fast_plain(device: str, call: Callable[[], Any]) -> Callable[[Any], An
 class ModelProblem:
     """The models of one shape and attention; `check` and then `timed` for each implementation, as a sweep calls them.
 
-    The truth is the eager model in float64, of the first layers and of few tokens: one step's loss and gradients, or
-    the logits of ragged prompts and of the tokens after them.
+    The truth is the eager model in float64, of the first layers and of few tokens. It gives one step's loss and
+    gradients, or the logits of ragged prompts and the tokens after them.
     """
 
     def __init__(self, case: Case, seed: int) -> None:
@@ -266,7 +266,7 @@ class ModelProblem:
         errors = _errors(results, self._truth)
         whole = self._whole(results)
         for name, result, error, eager in zip(self._names(model), results, errors, self._eager, strict=True):
-            # The error of a few numbers is chance: those of a gate are held to the worst there is.
+            # The error of a few numbers is chance: a gate's is held to the worst there is.
             least = max(self._eager) if 1 < result.numel() < FEW or name.endswith("bias") else self._eager_whole
             allowed = TIMES_EAGER * max(eager, least) + FLOOR
             if not error <= allowed:
@@ -332,7 +332,7 @@ class ModelProblem:
 
 
 def _errors(results: Sequence[Tensor], truth: Sequence[Tensor]) -> list[float]:
-    """Of each result the norm of its error over that of the truth."""
+    """Of each result the norm of its error over the truth's norm."""
     pairs = zip(results, truth, strict=True)
     return [float((x.double() - y).norm() / y.norm().clamp(min=1e-30)) for x, y in pairs]
 

@@ -68,7 +68,7 @@ class Shared:
         return model
 
     def reset(self) -> None:
-        """Make weights and optimizer those of the beginning, at the same addresses."""
+        """Set weights and optimizer to their first values, at the same addresses."""
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(self.seed)
             self.base.reset_parameters()
@@ -97,7 +97,7 @@ def shared_of(case: Case, seed: int) -> Shared:
 
 @cache
 def compiled_parts() -> Parts:
-    """Those of all models of this process: a shape is compiled once."""
+    """The compiled parts of all models of this process: a shape is compiled once."""
     functions: tuple[Callable[..., Any], ...] = before_attention, after_attention, loss_of
     return Parts(*map(compiled_by_shape, functions))
 

@@ -29,7 +29,7 @@ class ConvAttention(nn.Module):
 class MultiTokenAttention(nn.Module):
     """`multi_token_attention` for modules with `forward(self, q, k, v)` and the members named here.
 
-    Names and shapes are those of the original implementation, and of this kernel's module of the same name. A part that
+    Names and shapes are as in the original implementation, and in this kernel's module of the same name. A part that
     is None is left out.
     """
 

@@ -15,7 +15,7 @@ from mtabench.errors import UsageError
 
 HELD_OUT = 64  # pieces of the text, spread over it
 EVALUATIONS = 20
-MIXER_RATE = 3  # learning rate of convolutions and mixings over that of the others: they move far from the identity
+MIXER_RATE = 3  # learning rate of convolutions and mixings over the others' rate: they move far from the identity
 MEASURED = ("dtype", "step", "train_loss", "held_out_loss", "mixers_moved", "seconds")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from toy_task.training import learning_rate_factor
 
 TEXTS = ("*.md", "docs/**/*.md", "kernels/**/*.py", "mtabench/**/*.py", "tests/**/*.py")
-MIXER_RATE = 3  # learning rate of convolutions and mixings over that of the others: they move far from the identity
+MIXER_RATE = 3  # learning rate of convolutions and mixings over the others' rate: they move far from the identity
 FLOAT32 = "float32"  # a run of the reference without bfloat16
 MEASURED = ("dtype", "step", "loss", "gradient_norm", "mixers_moved", "seconds")
 

@@ -77,7 +77,7 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """Tokens `[B, N]` to logits `[B, answer, VOCABULARY]` of the tokens after the last positions.
 
-    The same seed gives the rivals the same weights, those of a convolution and of multi-token attention aside.
+    The same seed gives the rivals the same weights, except in a convolution and in multi-token attention.
     """
 
     turns: Tensor

@@ -1,4 +1,4 @@
-"""The toy task: what a run is asked, and its sequences."""
+"""The toy task: the questions of a run, and its sequences."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ HELD_OUT, HELD_OUT_SEED = 16384, 2**40
 WATCHED = 2048  # of the held-out sequences, at each evaluation before the last
 EVALUATIONS = 25
 WARM_UP = 0.05  # of all steps
-CONV_RATE = 3  # learning rate of the convolutions' weights over that of the others
+CONV_RATE = 3  # learning rate of the convolutions' weights over the others' rate
 CONV_NAMES = ("conv", "mta_kernel")  # of parameters
 MEASURED = ("parameters", "step", "tokens", "train_loss", "error_rate", "seconds")
 

@@ -211,7 +211,7 @@ def case_of(kernels: Kernels, name: str, **changes: Any) -> FuzzCase | None:
 
 
 def _parts(given: Corner) -> Parts:
-    """Those of a case, which the corner no longer has then."""
+    """The parts of a case, removed from the corner."""
 
     def shape(size: int) -> tuple[int, ...]:
         heads = given["heads"]

@@ -45,7 +45,7 @@ class Kernels:
     operation: Operation = PUBLIC
     needs: bool = True  # of the GPU, if there is one
     op: str = "conv-attention"
-    switches: tuple[str, ...] | None = None  # of multi-token attention: those of `stages` that are on
+    switches: tuple[str, ...] | None = None  # of multi-token attention: the entries of `stages` that are on
     groups: int = 1  # of keys, a whole number of which the copy engine reads
     corners: tuple[str, ...] = ()  # some of the table; all if none is named
 

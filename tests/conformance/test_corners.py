@@ -1,7 +1,7 @@
 """Values and gradients against float64 in every corner, with NaN in all memory that a kernel gets.
 
-A case is one of the fuzz, so its checks hold for it: no argument is written, results have the same bits twice, and what
-a row, a document, a sequence or a head must not see changes no bit of it.
+A case is one of the fuzz, so its checks hold for it. The call writes no argument, and results have the same bits twice.
+No bit depends on what a row, a document, a sequence or a head must not see.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def aligned(x: ctypes.Structure) -> Any:
 class Emulator:
     """Stands in for the compiler and the driver; `seed` decides how threads and copies interleave."""
 
-    folders: tuple[Path, ...] = ()  # with headers, beside that of a source
+    folders: tuple[Path, ...] = ()  # with headers, beside a source's own folder
 
     def __init__(self) -> None:
         self.seed, self.launched = 0, 0

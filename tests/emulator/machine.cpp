@@ -34,7 +34,7 @@ struct Fiber {
     bool started = false, done = false;        // what the scheduler looks at lies together
     const long* generation = nullptr;          // of what it waits for, not resumed as long as that is `met`
     long met;
-    bool (*may_go_on)(const void*) = nullptr;  // asked before it is resumed, of `condition`
+    bool (*may_go_on)(const void*) = nullptr;  // must be true of `condition` before it is resumed
     const void* condition;
     Place resume;
     std::vector<Work> issued;              // not committed yet
@@ -59,7 +59,7 @@ struct Block {
     std::vector<Fiber> fibers;
     std::vector<char> shared;
     std::map<std::pair<int, uint32_t>, Rendezvous> rendezvous;
-    std::pair<std::pair<int, uint32_t>, Rendezvous*> recent[256] = {};  // of these, for they are asked for all the time
+    std::pair<std::pair<int, uint32_t>, Rendezvous*> recent[256] = {};  // of these: a cache, for lookups are frequent
     std::map<uint32_t, Barrier> barriers;
     std::vector<Task> copies;
     uint32_t exchanged[64][32], fragments[64][32][4];

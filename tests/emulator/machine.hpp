@@ -3,8 +3,8 @@
 // Every CUDA thread is a fiber of one CPU thread, and fibers take turns in a random order (seeded). What a GPU does
 // asynchronously happens at a random moment that the kernel's waits allow: copies between issue and the end of their
 // barrier's phase, products between commit and wait. A missing wait or barrier thus shows as a wrong result for some
-// seed, and a missing arrival as a deadlock, which is reported. Blocks begin in order, each as one before it ends; as many
-// run at once as `launch` is told. A misaligned access is reported. Proxy fences and the timing of a real GPU are not
+// seed, and a missing arrival as a deadlock, which is reported. Blocks begin in order, each as one before it ends; `launch`
+// receives how many run at once. A misaligned access is reported. Proxy fences and the timing of a real GPU are not
 // modelled.
 #pragma once
 #include <numbers.cuh>
@@ -47,7 +47,7 @@ void yield();                                // let other threads run, and go on
 bool meet_any(int kind, uint32_t id, int threads, bool mine);  // whether it holds for any of them
 void meet(int kind, uint32_t id, int threads, int line = 0);  // `line` of the source, the same for all
 void arrive(int kind, uint32_t id, int threads);  // without waiting for the others
-int warp_of_all();  // this thread's, among those of all blocks that run
+int warp_of_all();  // this thread's warp, among the warps of all running blocks
 char* shared_memory();
 char* shared_at(uint32_t address, int bytes);
 uint32_t exchange(uint32_t mask, uint32_t bits, int from);
@@ -86,7 +86,7 @@ struct Brought {
     uint32_t address;
     void* result;
 };
-void check_banks(const Brought (&warp)[32], int matrix);  // of eight rows, whose addresses are those of eight threads
+void check_banks(const Brought (&warp)[32], int matrix);  // of eight rows, whose addresses eight threads give
 void load_matrices(const Brought (&warp)[32], bool transposed);
 void multiply(const Brought (&warp)[32], bool of_bfloat16);  // 16 x 16 by 16 x 8, added to the result
 

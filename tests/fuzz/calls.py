@@ -27,7 +27,7 @@ from mta_kernels.multi_token_attention import (
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mtabench.problem.inputs import DTYPES
 
-BACKENDS = {"eager": "reference"}  # where a backend's name differs from that of the implementation
+BACKENDS = {"eager": "reference"}  # where a backend's name differs from its implementation's
 ALIGNED = 128  # rows of which chunks of conv attention are multiples
 FEW_PROGRAMS = 2  # of Triton's interpreter, each with several tiles
 STALE = 1e3  # numbers of a sequence that had a place of a state before

@@ -2,7 +2,7 @@
 
 What a kernel is compiled for is a `Kind`: dtype, head dim, taps, heads and parts, padding and the mask. Many cases
 share one, and a few *shapes*: form, sizes, strides, page size and splits, for which Triton compiles as well. A case
-draws all else, and how many rows and keys it has: with the same rest of a division by 32, since Triton compiles another
+draws all else, and its numbers of rows and keys. These keep their remainders by 32, since Triton compiles another
 kernel for multiples of 16. So most cases find their kernels compiled.
 """
 
@@ -23,7 +23,7 @@ SHAPES = 4  # of a kind
 # more blocks than a grid has in its second dimension.
 RARE = ("far", "far", "long", "long", "blocks")
 MOST_SCORES = {"cuda": 2 << 20, "cpu": 7_500}  # of all heads and sequences together
-MOST_CACHED = {"cuda": 1 << 20, "cpu": 4_000}  # scores of a decode: those of all rows that are looked back on
+MOST_CACHED = {"cuda": 1 << 20, "cpu": 4_000}  # scores of a decode: of all rows in its window
 MOST_IN_CACHE = 16 << 20  # numbers of the keys of all query heads and sequences
 MULTIPLES = 32  # that a kernel's tiles are multiples of, more or less
 CHUNK_ROWS = 2048  # rows of scores that a backward keeps at a time
@@ -251,7 +251,7 @@ def draw_for(kind: Kind, name: str, seed: int, number: int, target: Target, devi
     """Case `number` of a seed and of the kind of this name."""
     op, backend, decode = target
     random, on_gpu = Random(f"{name} {number}"), device == "cuda"
-    # What kernels are compiled for is drawn by `shared`; those of all rows in CUDA C++ read strides when they run.
+    # What kernels are compiled for is drawn by `shared`; kernels of all rows in CUDA C++ read strides at run time.
     compiles_shapes = on_gpu and (decode or backend in ("triton", "auto"))
     shared, rare = random, random.choice(RARE) if on_gpu and random.random() < 0.005 else ""
     if compiles_shapes and not rare:
@@ -380,7 +380,7 @@ def _layouts(random: Random, case: FuzzCase, names: tuple[str, ...], rare: str) 
 
 
 def _wanted(random: Random, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The tensors whose gradients are asked for: mostly all."""
+    """The tensors whose gradients the case computes: mostly all."""
     if random.random() < 0.9:
         return names
     return tuple(name for name in names if random.random() < 0.5) or (random.choice(names),)

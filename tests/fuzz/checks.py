@@ -12,12 +12,12 @@ from fuzz.calls import Results
 from fuzz.definition import FLOAT32_ROUNDING, OF_ROWS, squares
 from fuzz.inputs import Wanted
 
-# Times the standard error that rounding may leave, and times what eager is off, of all numbers, a head and a row;
-# a whole may be off by what its worst part may.
+# Times the standard error that rounding may leave, and times eager's error, of all numbers, a head and a row. A whole
+# may be off by what its worst part may.
 BY_ROUNDING = {"norm": 2.5, "head": 4.0, "row": 6.0}
 BY_EAGER = {"norm": 2.0, "head": 3.0, "row": 4.0}
-# Errors, in units of the dtype's rounding, that need no look at what rounding may leave: of all numbers of a result, of
-# a row as it compares to itself, and as it compares to the rows of its head. A mixer's number compares to its head.
+# Errors, in units of the dtype's rounding, that always pass: of all numbers of a result, of a row relative to itself,
+# and relative to the rows of its head. A mixer's number compares to its head.
 PLAIN_NORM, PLAIN_ROW, PLAIN_HEAD, PLAIN_NUMBER = 2.5, 5.0, 1.0, 5.0
 # What else needs no close look: within this part of what one would allow, by few samples. They put a row's standard
 # error too high by half in one row of ten, and by 2.25 in one of 150. So what passes is right, or nearly always within
@@ -29,7 +29,7 @@ SLIGHT = 1.15  # times a bound, below which a repeated case passes: its standard
 MANY = 20_000  # rows, or heads, of which one may be marginal: few samples do not show what happens to so few
 EAGER_IS_WRONG = 30.0  # standard errors of a row: beyond, eager's own error allows nothing
 LEAST_GRADIENT = 2.0**-20  # of the largest row of a head: gradients of scores go through 16 bits, over one power of two
-LEAST = 1e-20  # that is told from zero
+LEAST = 1e-20  # that counts as more than zero
 OVERFLOW = 0.5  # of the largest number of the dtype: results above may be infinite
 
 
@@ -45,7 +45,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A result's squared errors and what allows them, a number a row: zero where nothing can be said."""
+    """A result's squared errors and what allows them, a number a row: zero where a row cannot be judged."""
 
     name: str
     want: Tensor

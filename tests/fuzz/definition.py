@@ -36,7 +36,7 @@ GRADIENT_TERM, GRADIENT = 16.0, 1024.0  # largest magnitudes that kernels scale 
 class Rounding:
     """How a dtype rounds: `relative` errors up to this, and `absolute` ones where numbers are no longer normal.
 
-    `gradient` is the absolute error of a score's gradient, times the norms of `grad_out` and v: in 16 bits it goes
+    `gradient` is the absolute error of a score's gradient, times the norms of `grad_out` and v. In 16 bits it goes
     through fp16, over a power of two from these norms.
     """
 
@@ -209,7 +209,7 @@ class _Noise:
         return numbers
 
     def rounded(self, x: Tensor, relative: float, absolute: Tensor | float = 0.0) -> Tensor:
-        """x with relative errors up to this beside those of float32, and with absolute ones but where x is zero."""
+        """x with relative errors up to this beside float32's, and with absolute ones but where x is zero."""
         if not self.count:
             return x
         found = x * (1 + (relative + math.sqrt(3) * FLOAT32_ROUNDING) * self.uniform(x))
@@ -376,7 +376,7 @@ class _Network:
         return out
 
     def lost(self, largest: float) -> tuple[Tensor, Tensor]:
-        """Of which rows of the output `[B, H, rows]`, and of which sequences' gradients `[B]`, nothing can be said."""
+        """Which rows of the output `[B, H, rows]`, and which sequences' gradients `[B]`, cannot be judged."""
         rows = self.problem.rows
         of_sequence = self.is_undecided.flatten(1).any(1) | (self.mismatch.flatten(2).amax(2)[0] > WILD).any(-1)
         reached = torch.nn.functional.pad(self.is_undecided, (self.above, 0))

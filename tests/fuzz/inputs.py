@@ -65,7 +65,7 @@ def make_inputs(case: FuzzCase) -> Inputs:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=case.device)
 
-    window = case.query_rows + case.history  # of all queries, those of the history first
+    window = case.query_rows + case.history  # of all queries, the history's first
     q = normal(case.batch, case.heads, window, case.head_dim)
     k, v = (normal(case.batch, case.kv_heads, case.seq_len, case.head_dim) for _ in range(2))
     q, k, v = _with_kind_of_values(case, random, q, k, v)
@@ -273,7 +273,7 @@ def _largest_growth(case: FuzzCase) -> float:
 class Wanted:
     """What the results of inputs should be, by name: "out", and of a backward "dq", "dk", "dv", "dweight" and so on.
 
-    `values [.., D]` float64, and `variance [..]` of the error of each row, of mixers that of each number.
+    `values [.., D]` float64, and `variance [..]` of the error of each row, of mixers of each number.
     """
 
     def __init__(self, inputs: Inputs) -> None:

@@ -68,13 +68,13 @@ def _note_kernels() -> None:
 
 
 def new_kernels() -> tuple[str, ...]:
-    """Those that this process had not run when it was last asked."""
-    found = tuple(sorted(_kernels - _told))
-    _told.update(found)
+    """The kernels that this process has run first since the last call."""
+    found = tuple(sorted(_kernels - _reported))
+    _reported.update(found)
     return found
 
 
-_told: set[str] = set()
+_reported: set[str] = set()
 
 
 def try_case(case: FuzzCase, operation: Operation = PUBLIC, *, thorough: bool = False) -> Outcome:

@@ -25,7 +25,7 @@ class Share:
     cases: int | None = None  # of all workers, at most
 
     def numbers(self, after: int = -1) -> Iterator[int]:
-        """Those of its cases, from behind one of them on."""
+        """The numbers of its cases that come after one of them."""
         size = BLOCK[self.device]
         blocks = itertools.count(self.worker, self.workers)
         numbers = (number for block in blocks for number in range(block * size, (block + 1) * size))
@@ -121,7 +121,7 @@ class Follower:
                     return  # it cannot even start
 
     def _run_worker(self, left: float) -> str:
-        """Why the worker ended before its time; an empty text if it did not, or asked for another."""
+        """Why the worker ended before its time; an empty text if it did not, or if it wants a successor."""
         try:
             arguments = (self._share, self._number, left)
             call_in_process(run_share, arguments, left + LONGEST_CASE_S, self._receive)

@@ -130,7 +130,7 @@ def test_a_warpgroup_that_runs_ahead_overwrites_nothing(kernels: Kernels) -> Non
 @of_hopper
 @pytest.mark.parametrize("rows", [A_BLOCK, 4248])
 def test_sums_of_heads_with_rows_beyond_fp16_are_rounded_last(kernels: Kernels, monkeypatch, rows: int) -> None:
-    """Those of the other head at once, in chunks each key by the last that sees it."""
+    """The other head's sums are rounded at once, in chunks each key by the last chunk that sees it."""
     chunks_of(monkeypatch, rows)
     case = inputs(1, 2, 2, 250, 16, (6, 11), dtype=BF16)
     case["q"][:, 0, [0, 130]] *= 300

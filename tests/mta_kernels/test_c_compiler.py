@@ -1,4 +1,4 @@
-"""How the C rungs are compiled: by which compiler, where it goes, and what is said if not."""
+"""How the C rungs are compiled: by which compiler, where it goes, and which message reports a failure."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_no_compiler_is_a_reason(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "needs a C compiler" in reason()
     with pytest.raises(ValueError, match="needs a C compiler"):
-        attention(*[Q[..., :9]] * 3, rung="c-tiled")  # of which nobody asked before
+        attention(*[Q[..., :9]] * 3, rung="c-tiled")  # which nothing compiled before
 
 
 @pytest.mark.parametrize("rung", ["c-loops", "c-tiled"])

@@ -32,11 +32,11 @@ TORN = {
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Source]:
     """An empty cache, and what is compiled from now on, by a compiler that is stood in for."""
-    asked: list[Source] = []
+    sources: list[Source] = []
     monkeypatch.setenv("MTA_KERNELS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(compiler, "version", lambda: "13.0")
-    monkeypatch.setattr(compiler, "compile_source", lambda source: (asked.append(source), (CODE, ""))[1])
-    return asked
+    monkeypatch.setattr(compiler, "compile_source", lambda source: (sources.append(source), (CODE, ""))[1])
+    return sources
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def source(tmp_path: Path) -> Source:
 
 @pytest.fixture
 def umask() -> Iterator[None]:
-    """That of the process, set back."""
+    """The umask of the process, restored at the end."""
     before = os.umask(0o022)
     yield
     os.umask(before)

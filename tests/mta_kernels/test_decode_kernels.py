@@ -150,7 +150,7 @@ def test_newest_keys_come_first_or_last(monkeypatch: pytest.MonkeyPatch) -> None
     check(found[0], step)
     assert torch.equal(*found)
     assert [newest_last(*x, 132) for x in ((16, 14, 1), (16, 16, 1), (16, 4, 1), (8, 24, 4))] == [
-        False,  # about five programs on three SMs, those of the newest keys in between
+        False,  # about five programs on three SMs, the newest keys' in between
         True, True, True,
     ]  # fmt: skip
 

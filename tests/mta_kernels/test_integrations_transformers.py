@@ -456,8 +456,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_not_supported_is_refused_in_one_sentence(what):
-    call, said = REFUSED[what]
-    with pytest.raises((ValueError, TypeError, NotImplementedError), match=said) as refused:
+    call, message = REFUSED[what]
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match=message) as refused:
         call(model_of(CONV))
     assert "\n" not in str(refused.value)
 

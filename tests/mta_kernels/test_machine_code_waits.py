@@ -2,7 +2,7 @@
 
 An arrival at an mbarrier does not wait for loads that are under way. A copy that another thread starts after it may
 then overwrite what they read, as happened to queries of `mix_logits` (docs/decisions/044). A test of results meets that
-only behind a fast copy, so this one reads the code: between a load and an arrival an instruction has to wait for the
+only behind a fast copy, so this one reads the code. Between a load and an arrival an instruction has to wait for the
 load, or for all of memory.
 
 A wgmma instruction adds to registers while others are executed. The compiler takes its sums as complete at once, and

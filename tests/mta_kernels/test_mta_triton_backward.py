@@ -132,7 +132,7 @@ def test_small_gradients_beside_large_mixers() -> None:
 def test_keys_that_no_row_of_a_chunk_sees(
     monkeypatch, head_dim: int, dtype: torch.dtype, tokens: int, options: dict
 ) -> None:
-    """Those of the halo below, and of documents that ended before: their sums get nothing."""
+    """Keys of the halo below, and of documents that ended before: their sums get nothing."""
     monkeypatch.setattr(score_chunks, "CHUNK_ROWS", 128)
     problem = make(4, tokens, head_dim, dtype, **options)
     check(problem)

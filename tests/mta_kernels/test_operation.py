@@ -1,4 +1,4 @@
-"""The spec of the operation: what it is told, what it says, and that equal ones are one key."""
+"""The spec of the operation: its arguments, its properties, and that equal ones are one key."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 
 class Seen(TorchDispatchMode):
-    """Keeps the operators that run, which are those of a first call: nothing is repeated beside it."""
+    """Keeps the operators that run, which belong to a first call: nothing is repeated beside it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -78,7 +78,7 @@ def check(*inputs: Tensor, **options) -> None:
 @pytest.mark.parametrize("taps", [(3, 5), (5, 3)], ids=["keys folded", "queries folded"])
 @pytest.mark.parametrize("kind", RANGES)
 def test_range_of_fp16(kind: str, taps: tuple[int, int]) -> None:
-    """Gradients in float32, since those of tiny numbers are huge."""
+    """Gradients in float32, since tiny numbers have huge gradients."""
     *inputs, scale = make_in_range(kind, taps)
     operation = Operation.of(taps, 32, scale=scale)
     of_forward, grad = conv_attention_forward(operation, *inputs), output_gradient(inputs[0])

@@ -29,7 +29,7 @@ from mtabench.static.shapes import ALL_SHAPES
 ROOT = Path(__file__).parents[2]
 BASELINE = ROOT / "results" / "static" / "baseline.json"
 OTHER_COMPILERS = 5
-# Which shapes of the baseline are compiled here; fp16 takes the path of bf16, and head dim 96 that of 80.
+# Which shapes of the baseline are compiled here; fp16 takes bf16's path, and head dim 96 takes head dim 80's.
 CASES = [
     pytest.param("sm_80", "--head-dim 64 --dtype fp32", marks=pytest.mark.long),
     pytest.param("sm_86", "--head-dim 256 --dtype bf16", marks=pytest.mark.long),
@@ -50,10 +50,10 @@ def test_kernels_are_as_good_as_in_the_baseline(target, shapes, monkeypatch, cap
     monkeypatch.setattr(sys, "argv", ["mtabench", *words])
     with pytest.raises(SystemExit) as ended:
         main()
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     if ended.value.code == OTHER_COMPILERS:
-        pytest.skip(said.out.splitlines()[-1])
-    assert ended.value.code == 0, said.out + said.err
+        pytest.skip(printed.out.splitlines()[-1])
+    assert ended.value.code == 0, printed.out + printed.err
 
 
 def test_decode_reads_by_the_copy_engine():

@@ -76,7 +76,7 @@ def test_a_dirty_working_tree_is_measured_as_it_is(mtabench, processes, reposito
 
 
 def test_unclear_cells_are_measured_again(mtabench, processes):
-    """The first pairs are noisy; those of the rerun are not, and are of the unclear cell alone."""
+    """The first pairs are noisy; the rerun's pairs are not, and are of the unclear cell alone."""
 
     def results(folder, words, number):
         head = "head-" in words[words.index("--out") + 1]

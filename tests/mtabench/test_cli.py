@@ -300,10 +300,10 @@ def test_verify_prints_its_checks_and_fails_on_a_wrong_one(monkeypatch, capsys, 
         verify.CheckRow("mine:attention", "error fwd", "fp16 1 x 4/2 x 65 x 32 full", False, 0.01, 9.5e-7, off),
         verify.CheckRow("sdpa-cudnn", "not checked", "", True, None, None, "cuDNN's attention needs a CUDA GPU " * 2),
     ]
-    asked = []
+    calls = []
 
     def run_checks(names, device, seed, dtypes, steps):
-        asked.append((list(names), device, seed, dtypes))
+        calls.append((list(names), device, seed, dtypes))
         return iter(rows)
 
     monkeypatch.setattr("mtabench.commands.verify.run_checks", run_checks)
@@ -317,8 +317,8 @@ def test_verify_prints_its_checks_and_fails_on_a_wrong_one(monkeypatch, capsys, 
     assert "1 of 3 checks failed; --seed 5 draws the same inputs again" in " ".join(out.split())
     del rows[2]
     assert mtabench("verify", "--impl", "eager", "--device", "cpu", "--dtype", "fp16")[0] == 0
-    assert asked[0] == (registry.names(), "cpu", 5, None)
-    assert (asked[1][0], asked[1][3], asked[1][2] != 5) == (["eager"], ["fp16"], True)
+    assert calls[0] == (registry.names(), "cpu", 5, None)
+    assert (calls[1][0], calls[1][3], calls[1][2] != 5) == (["eager"], ["fp16"], True)
     refused(mtabench("verify", "--device", "cpu", "--dtype", "bf16"), "--dtype bf16 is not checked on cpu; expected")
     del rows[:2]  # a gate on a machine that lost its GPU must not pass
     code, out, err = mtabench("verify", "--impl", "sdpa-cudnn", "--device", "cpu")

@@ -1,4 +1,4 @@
-"""What is asked of workers in vain is one sentence, before anything is started or written."""
+"""Options of workers that cannot be had give one sentence, before anything is started or written."""
 
 import os
 import socket
@@ -31,7 +31,7 @@ def two_gpus(monkeypatch, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--gpus", "all", "--device", "cpu"), "--workers 2 --device cpu"),
         (("--workers", "2"), "needs --device cpu"),
@@ -49,8 +49,8 @@ def two_gpus(monkeypatch, tmp_path_factory):
     ],
 )
 @pytest.mark.usefixtures("two_gpus")
-def test_options_that_cannot_be_had(mtabench, tmp_path, words, said):
-    refused(mtabench("fwd", *GPU, *words), said)
+def test_options_that_cannot_be_had(mtabench, tmp_path, words, message):
+    refused(mtabench("fwd", *GPU, *words), message)
     assert contents(tmp_path) == {}
 
 

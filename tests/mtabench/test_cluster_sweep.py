@@ -43,8 +43,8 @@ def test_two_workers_one_of_which_is_killed_measure_the_same_cells_as_one_proces
     code, out, err = mtabench(*words, *TWO, "--out", "two.csv")
     assert (code, err) == (4, "")
     assert "workers: 2 on " in out
-    (said,) = [line for line in out.splitlines() if "lost a group" in line]
-    assert f"CPU {flag.read_text()} lost a group (its process was ended by SIGKILL" in said
+    (lost,) = [line for line in out.splitlines() if "lost a group" in line]
+    assert f"CPU {flag.read_text()} lost a group (its process was ended by SIGKILL" in lost
     code, _, err = mtabench(*words, "--out", "one.csv")
     assert (code, err) == (4, "")
     two, one = (

@@ -67,7 +67,7 @@ def _here(monkeypatch):
 
 
 def sweep(path, workers, later=None, seq="16..320:+16"):
-    """The table of a sweep by workers that are there and others that come later, and what it said."""
+    """The table of a sweep by workers that are there and others that come later, and its messages."""
     plan = make_plan(Options("fwd", seq=seq, conv="3x3,5x5", impl="eager", head_dim="64"), "cpu")
     watcher, made = Mock(), Team(workers, "0123456789ab")
     made.meet()
@@ -80,8 +80,8 @@ def sweep(path, workers, later=None, seq="16..320:+16"):
 
 def test_many_workers_share_the_groups_the_longest_first(tmp_path):
     workers = PlantedWorkers({number: worker(number) for number in range(8)})
-    table, said = sweep(tmp_path / "out.csv", workers)
-    assert (len(table), said) == (40, [])
+    table, messages = sweep(tmp_path / "out.csv", workers)
+    assert (len(table), messages) == (40, [])
     assert not table.duplicated(["seq", "conv_q"]).any()
     assert [seq for _, seq in workers.measured] == list(range(320, 0, -16))
     assert {name for name, _ in workers.measured} == set(range(8))
@@ -90,9 +90,9 @@ def test_many_workers_share_the_groups_the_longest_first(tmp_path):
 
 def test_the_group_of_a_lost_worker_is_measured_last_by_another(tmp_path):
     workers = PlantedWorkers({1: worker(1), 2: worker(2)}, dying=[2])
-    table, said = sweep(tmp_path / "out.csv", workers)
+    table, messages = sweep(tmp_path / "out.csv", workers)
     assert set(table["worker"]) == {"node1 GPU 0"}
-    assert said == ["node2 GPU 0 lost a group (its worker was lost): it is measured again"]
+    assert messages == ["node2 GPU 0 lost a group (its worker was lost): it is measured again"]
     (lost,) = [seq for name, seq in workers.measured if name == 2]
     assert workers.measured[-1] == (1, lost)
 
@@ -111,9 +111,9 @@ def test_workers_that_come_later_must_be_like_the_first(tmp_path):
         "two": worker(2), "three": worker(3, device="NVIDIA A100"), "four": worker(4, torch="1.0"),
         "other": worker(1), "five": MtabenchError("no GPU"), "six": ValueError("what"),
     }  # fmt: skip
-    table, said = sweep(tmp_path / "out.csv", PlantedWorkers({"one": worker(1)}), late)
+    table, messages = sweep(tmp_path / "out.csv", PlantedWorkers({"one": worker(1)}), late)
     assert set(table["worker"]) == {"node1 GPU 0", "node2 GPU 0"}
-    assert sorted(said) == [
+    assert sorted(messages) == [
         "worker five is left out: no GPU",
         "worker node1 GPU 0 is left out: its GPU GPU-1 is another worker's",
         f"worker node3 GPU 0 is left out: it has device NVIDIA A100 instead of {HERE['device']}",
@@ -123,7 +123,7 @@ def test_workers_that_come_later_must_be_like_the_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("second", "said"),
+    ("second", "message"),
     [
         (worker(2, device="NVIDIA A100"), "device .* instead of .* --gpus 0,2"),
         (worker(2, gpu="GPU-1"), "its GPU GPU-1 is another worker's"),
@@ -131,19 +131,19 @@ def test_workers_that_come_later_must_be_like_the_first(tmp_path):
         (MtabenchError("no GPU"), "the worker 2 cannot measure: no GPU"),
     ],
 )
-def test_the_first_workers_are_of_one_kind_and_each_has_a_gpu(second, said):
-    with pytest.raises(UsageError, match=said):
+def test_the_first_workers_are_of_one_kind_and_each_has_a_gpu(second, message):
+    with pytest.raises(UsageError, match=message):
         Team(PlantedWorkers({1: worker(1), 2: second}), "a").meet()
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"is_lost": True}, "the connection was lost"),
         ({"facts": {}}, "no worker was left for 0.1 s"),
     ],
 )
-def test_a_sweep_without_scheduler_or_workers_ends_and_keeps_what_was_measured(tmp_path, monkeypatch, change, said):
+def test_a_sweep_without_scheduler_or_workers_ends_and_keeps_what_was_measured(tmp_path, monkeypatch, change, message):
     monkeypatch.setattr(team, "NO_WORKER_S", 0.1)
     workers = PlantedWorkers({1: worker(1)})
     made = Team(workers, "a")
@@ -151,6 +151,6 @@ def test_a_sweep_without_scheduler_or_workers_ends_and_keeps_what_was_measured(t
     plan = make_plan(Options("fwd", seq="16", impl="eager", head_dim="64"), "cpu")
     for name, value in change.items():
         setattr(workers, name, value)
-    kept = rf"{said}; what was measured is kept in .*out\.csv"
+    kept = rf"{message}; what was measured is kept in .*out\.csv"
     with Writer(tmp_path / "out.csv") as writer, pytest.raises(MtabenchError, match=kept):
         made.run(plan, writer, Settings(), Mock())

@@ -56,8 +56,8 @@ STRICT = "broken,slower,gone,unclear"
 )
 def test_verdicts_and_exit_codes(mtabench, pair, head, fail_on, code, verdict):
     pair(head=head)
-    asked = ["--fail-on", fail_on] if fail_on else []
-    got, out, err = mtabench("compare", "base.csv", "head.csv", *asked)
+    options = ["--fail-on", fail_on] if fail_on else []
+    got, out, err = mtabench("compare", "base.csv", "head.csv", *options)
     assert (got, err) == (code, "")
     assert verdict in out
     if "same" not in verdict:
@@ -126,7 +126,7 @@ def test_none_but_unclear_cells_fail_a_build_in_every_report(mtabench, pair):
 
 
 def test_an_interval_inside_the_bound_is_the_same():
-    """-1.99 % is within 2 %, though its logarithm is not within that of 1.02."""
+    """-1.99 % is within 2 %, though its logarithm is not within 1.02's."""
     ratios = LogRatios(*(np.array([np.log1p(change)]) for change in (-0.018, -0.0199, -0.0161)), *np.ones((3, 1)))
     assert judge(ratios, 0.02) == ["same"]
     sure = replace(ratios, p_values=np.zeros(1))

@@ -95,8 +95,8 @@ def test_every_output_ends_with_the_same_conclusions(reports):
     numbers = re.compile(r"(\S+ %|not in the second run|: no room)")
     for line, case_ in zip(cells, root.iter("testcase"), strict=True):
         assert f" {line.split()[0]} " in case_.get("name")
-        said = " ".join(one.get("message") or one.text for one in case_)
-        assert set(numbers.findall(line)) - {"50 %"} <= set(numbers.findall(said.replace("(", "")))
+        text = " ".join(one.get("message") or one.text for one in case_)
+        assert set(numbers.findall(line)) - {"50 %"} <= set(numbers.findall(text.replace("(", "")))
 
 
 def test_github_shows_ten_annotations_at_most(mtabench, tmp_path, monkeypatch):

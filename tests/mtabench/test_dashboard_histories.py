@@ -1,4 +1,4 @@
-"""A folder of results files becomes histories: ordered by time, each row once, what is broken told and left out."""
+"""A folder of results files becomes histories: ordered by time, each row once, what is broken reported and left out."""
 
 import os
 
@@ -85,10 +85,10 @@ def test_a_broken_file_is_told_and_the_others_count(tmp_path):
     (tmp_path / "cut.csv").write_text("schema_version,run_id,median_ms\n1,2\n")
     archive = read_archive(tmp_path)
     assert archive.files == 1
-    told = dict(archive.broken)
-    assert sorted(told) == ["bad/time.csv", "cut.csv"]
-    assert "started_utc" in told["bad/time.csv"]
-    assert str(tmp_path) not in told["bad/time.csv"]
+    broken = dict(archive.broken)
+    assert sorted(broken) == ["bad/time.csv", "cut.csv"]
+    assert "started_utc" in broken["bad/time.csv"]
+    assert str(tmp_path) not in broken["bad/time.csv"]
 
 
 def test_a_folder_without_anything_to_read_is_an_error(tmp_path):
@@ -241,9 +241,9 @@ def test_failures_are_news_if_it_worked_before_or_is_wrong():
         times(1.0, 1.0, "unsupported", seq="32768"),
     ]
     runs, findings = found_in(together(*cells))
-    told = {failure.cell: failure for failure in findings.failures}
-    assert {cell: failure.broken for cell, failure in told.items()} == {0: True, 1: False, 2: True, 5: True}
-    assert (runs[told[0].good].run_id, runs[told[0].since].run_id, told[0].reason) == (
+    found = {failure.cell: failure for failure in findings.failures}
+    assert {cell: failure.broken for cell, failure in found.items()} == {0: True, 1: False, 2: True, 5: True}
+    assert (runs[found[0].good].run_id, runs[found[0].since].run_id, found[0].reason) == (
         "run-0",
         "run-1",
         "error because",

@@ -1,4 +1,4 @@
-"""What a person is told before anything runs: help, completion, errors that name the help; and what is loaded."""
+"""What a person reads before anything runs: help, completion, errors that name the help; and what is loaded."""
 
 import os
 import re
@@ -101,16 +101,16 @@ def test_an_error_names_what_there_is_and_the_help_of_its_command(mtabench, word
 
 
 def completed(words, shell="bash"):
-    """What a shell is told of the last of these words."""
+    """The completions that a shell receives for the last of these words."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
-    asked = {
+    variables = {
         "_MTABENCH_COMPLETE": f"complete_{shell}",
         "COMP_WORDS": " ".join(words),
         "COMP_CWORD": str(len(words) - 1),
     }
     done = subprocess.run(
         [sys.executable, "-m", "mtabench"], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": paths, **asked},
+        env={**os.environ, "PYTHONPATH": paths, **variables},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()

@@ -1,4 +1,4 @@
-"""The gate: which changes of a kernel fail it, which pass, and what is said. On rows made up, so without a compiler."""
+"""The gate: which changes of a kernel fail it, which pass, and what it prints. On made-up rows, without a compiler."""
 
 import dataclasses
 import itertools

@@ -113,7 +113,7 @@ def test_what_is_accepted_is_the_baseline_from_then_on(inspect, compiles_to, mod
 
 
 @pytest.mark.parametrize(
-    ("tools", "head", "words", "code", "said"),
+    ("tools", "head", "words", "code", "text"),
     [
         ({}, slice(None), "", 0, "kernels as good as in base.json, or better: 3\n"),
         ({}, slice(2, None), "--kernel copy", 0, "kernels as good as in base.json, or better: 1\n"),
@@ -122,13 +122,13 @@ def test_what_is_accepted_is_the_baseline_from_then_on(inspect, compiles_to, mod
         ({"triton": "3.5.0"}, slice(2), "", 5, "instead of 3.5.0, so a change may be the compiler's"),
     ],
 )
-def test_the_gate_is_open_or_says_why_it_is_not(inspect, compiles_to, modest, tmp_path, tools, head, words, code, said):
+def test_the_gate_is_open_or_says_why_it_is_not(inspect, compiles_to, modest, tmp_path, tools, head, words, code, text):
     base = dataclasses.replace(modest, toolchain=dict(modest.toolchain) | tools)
     (tmp_path / "base.json").write_text(json_text(base))
     compiles_to(dataclasses.replace(modest, kernels=modest.kernels[head]))
     got, out, _ = inspect("--baseline", "base.json", *words.split())
     assert got == code
-    assert (out == said) if code == 0 else (said in out)
+    assert (out == text) if code == 0 else (text in out)
 
 
 def test_nothing_is_accepted_where_a_kernel_cannot_be_compiled(inspect, compiles_to, modest, tmp_path):

@@ -66,7 +66,7 @@ EVERYTHING = make_operation((4, 3), "heads", (3, 2), "rms", "full", heads=4, hea
     ("fwd", EVERYTHING), ("bwd", EVERYTHING), ("decode", EVERYTHING),
 ])  # fmt: skip
 def test_results_of_timed_calls_are_right_whatever_the_signs_and_stale_ones_are_not(pass_, operation):
-    """A result of before, and in backward one whose dout was that of before the forward."""
+    """An earlier result, and in backward one of the dout from before the forward."""
     impl = "sdpa-math" if operation == PLAIN else "eager"
     case = replace(CASE, impl=impl, pass_=pass_, operation=operation, dtype="fp32", seq=24)
     inputs = make_inputs(case, 3)

@@ -281,7 +281,7 @@ def test_a_first_key_that_does_not_count_is_found_whatever_follows(monkeypatch, 
 
 
 def otherwise(**changes):
-    """Eager with another operation or other mixers than asked for."""
+    """Eager with another operation or other mixers than the cell's."""
 
     def build(cell, inputs):
         changed = {name: change(getattr(inputs, name)) for name, change in changes.items()}
@@ -358,8 +358,8 @@ class TestVerify:
         assert any("norm depth3, gate full" in row.shape and row.check == "strided bwd" for row in rows)
 
     def test_steps_that_are_asked_for_take_the_place_of_others(self):
-        asked = CheckFilter("mta", convs=[None], mixes=["heads+2"], norms=["rms"], gates=["none", "full"])
-        rows = list(run_checks(["eager"], "cpu", asked=asked))
+        steps = CheckFilter("mta", convs=[None], mixes=["heads+2"], norms=["rms"], gates=["none", "full"])
+        rows = list(run_checks(["eager"], "cpu", asked=steps))
         assert [row for row in rows if not row.ok] == []
         of_fwd = [row.shape.removeprefix("fp32 1 x 4/2 x 29 x 16 ") for row in rows if row.check == "error fwd"]
         assert of_fwd == [
@@ -368,7 +368,7 @@ class TestVerify:
 
 
 @pytest.mark.parametrize(
-    ("impl", "words", "asked"),
+    ("impl", "words", "steps"),
     [
         ("eager", "--op mta --mix heads,none+2", CheckFilter("mta", mixes=["heads", "none+2"])),
         (
@@ -381,11 +381,11 @@ class TestVerify:
         ("sdpa-flash", "--op attention", CheckFilter("attention")),
     ],
 )
-def test_verify_checks_the_steps_that_are_typed(mtabench, monkeypatch, impl, words, asked):
+def test_verify_checks_the_steps_that_are_typed(mtabench, monkeypatch, impl, words, steps):
     found = []
     monkeypatch.setattr("mtabench.commands.verify.run_checks", lambda *given: found.append(given[-1]) or iter(()))
     mtabench("verify", "--impl", impl, "--device", "cpu", *words.split())
-    assert found == [asked]
+    assert found == [steps]
 
 
 @pytest.mark.parametrize(

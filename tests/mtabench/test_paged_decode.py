@@ -299,9 +299,9 @@ class TestFiles:
         texts = {column.name: column.texts for column in view.columns}
         assert texts["page size"] == ("none", "128", "16", "none", "128", "16", "none", "none")
         cells = read_results(path).to_dict("records")
-        told = told_apart(cells)
-        assert next(column.texts for column in told.columns if column.name == "page size") == [*texts["page size"]]
-        assert [name.partition("page size ")[2] for name in told.names] == [*texts["page size"]]
+        view = told_apart(cells)
+        assert next(column.texts for column in view.columns if column.name == "page size") == [*texts["page size"]]
+        assert [name.partition("page size ")[2] for name in view.names] == [*texts["page size"]]
         alike = select(read_file(path).rows(), parse_where(["page-size=128,op=conv-attention"]), path)
         assert "page size 128" in make_view(alike).setting
 

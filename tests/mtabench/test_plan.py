@@ -26,7 +26,7 @@ def values(plan, name):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A machine whose GPU is only asked for by name."""
+    """A machine whose GPU is only looked up by name."""
     monkeypatch.setattr(environment, "resolve_device", lambda name: "cuda" if name == "auto" else name)
 
 

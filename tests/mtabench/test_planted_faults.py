@@ -354,7 +354,7 @@ def wrong_when_timed(case, inputs, closure):
 
 
 def wrong_on_inputs_of_before(case, inputs, closure):
-    """As those of timed calls once were, and those of checked ones never."""
+    """As results of timed calls once were, and results of checked ones never."""
     seen = []
 
     def call():
@@ -435,7 +435,7 @@ def test_a_sweep_gives_no_time_to(swept, case, pass_, fault, says):
 
 
 def test_a_result_that_is_kept_by_its_inputs_is_of_no_use_to_what_is_timed(swept):
-    """It is right, and its time is that of a call: no timed call has the inputs of another."""
+    """It is right, and its time is a call's: no timed call has the inputs of another."""
     kept, known = {}, []
 
     def by_content(case, inputs, closure):

@@ -1,4 +1,4 @@
-"""Processes that crash, hang, raise or are killed: what is told of them, and that nothing is left of them."""
+"""Processes that crash, hang, raise or are killed: what is reported of them, and that nothing is left of them."""
 
 import os
 import signal
@@ -111,12 +111,12 @@ def environment(folder):
 
 
 def test_a_module_runs_in_its_folder_with_its_words(tmp_path):
-    (tmp_path / "told.py").write_text(
+    (tmp_path / "prints.py").write_text(
         "import os, sys\nprint(__name__, sys.argv, os.getcwd())\nprint('last', file=sys.stderr)\nsys.exit(3)\n"
     )
     lines = []
-    assert run_module("told", ["--a", "b c"], tmp_path, environment(tmp_path), lines.append) == 3
-    assert lines == [f"__main__ {[str(tmp_path / 'told.py'), '--a', 'b c']} {tmp_path}", "last"]
+    assert run_module("prints", ["--a", "b c"], tmp_path, environment(tmp_path), lines.append) == 3
+    assert lines == [f"__main__ {[str(tmp_path / 'prints.py'), '--a', 'b c']} {tmp_path}", "last"]
 
 
 def test_a_module_is_killed_with_the_process_that_waits_for_it(tmp_path):
@@ -143,7 +143,7 @@ class Dropped:
 dropped = Dropped()
 sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: {on_gpu}))
 atexit.register(print, "last words")
-print("said", end=" ")
+print("first and", end=" ")
 leave({code!r})
 """
 
@@ -155,5 +155,5 @@ def test_the_interpreter_of_a_process_that_used_a_gpu_does_not_end(code):
         return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
     done = ended(on_gpu=True)
-    assert (done.returncode, done.stdout, done.stderr) == (code or 0, "said last words\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (code or 0, "first and last words\n", "")
     assert ended(on_gpu=False).returncode == -signal.SIGABRT  # what it is kept from

@@ -244,7 +244,7 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_is_not_believed(tmp_path, m
 
     def open_then_release(*args, **kwargs):
         descriptor = opened(*args, **kwargs)
-        first.release()  # between the opening and the locking: the descriptor is that of a removed file
+        first.release()  # between the opening and the locking: the descriptor is of a removed file
         return descriptor
 
     monkeypatch.setattr(os, "open", open_then_release)

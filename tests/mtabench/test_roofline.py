@@ -97,7 +97,7 @@ def test_bytes_that_a_profiler_counted_stand_beside(mtabench, tmp_path, monkeypa
     both = zip(plain, table_of(mtabench(*words)[1]), strict=True)
     (counted,) = [line.split() for before, line in both if len(line.split()) > len(before.split())]
     assert {"64", "4k", "triton", "800"} <= set(counted)
-    # A kernel without a count: nothing is said rather than too little.
+    # A kernel without a count: the table shows nothing rather than too little.
     counters_file(tmp_path / "half.csv", CELL, 3e8, "")
     assert table_of(mtabench(*words[:-1], "half.csv")[1]) == plain
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")

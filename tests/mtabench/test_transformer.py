@@ -88,7 +88,7 @@ def test_a_cache_takes_other_prompts_and_a_generator_the_likeliest_tokens():
 
 
 def assert_generates(model, generator, prompts, lengths, count, **tolerance):
-    """Its tokens and the logits after them are those of the whole model `model`, which has no cache."""
+    """Its tokens and the logits after them equal the whole model `model`'s, which has no cache."""
     found = torch.stack([generator.next() for _ in range(count)], 1)
     after = step(generator._model, generator.cache, generator.tokens)
     for sequence, length in enumerate(lengths):

@@ -59,7 +59,7 @@ def test_right_kernels_pass_every_check(name):
 
 @pytest.mark.parametrize("fault", [0, 1e-3])
 def test_decode_alone_is_checked_as_decode(monkeypatch, fault):
-    """An implementation without a forward is asked for none."""
+    """No check runs a forward of an implementation that has none."""
     build = registry.find("eager").build
 
     def only_decode(case, inputs):

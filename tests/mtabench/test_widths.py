@@ -14,7 +14,7 @@ from mtabench.tables import Column, fitted, lines
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 LADDER = ("--impl", "ladder", "--op", "attention", "--dtype", "bf16")
-WHOLE = {  # what is said in full at every width
+WHOLE = {  # what is printed in full at every width
     "explain": ("explain", "bwd", "--seq", "16k", "--device-name", "h200"),
     "explain-decode": ("explain", "decode", "--seq", "64k", "--device-name", "a100"),
     "memory": ("memory", "--device-name", "h200"),

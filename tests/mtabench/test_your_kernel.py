@@ -1,4 +1,4 @@
-"""Functions of a person's own: right ones are found right, and what cheats is caught and said in one sentence."""
+"""Functions of a person's own: right ones are found right, and what cheats is caught and reported in one sentence."""
 
 import re
 from dataclasses import replace

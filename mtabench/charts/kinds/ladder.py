@@ -66,7 +66,7 @@ def _title(cells: pd.DataFrame) -> str:
 
 
 def _failures(cells: pd.DataFrame, panels: int) -> list[str]:
-    """Who has no time and why, with the panel where others have one there."""
+    """Implementations without a time and why, with the panel where others have one there."""
     failed = cells[cells["status"] != "ok"]
     reasons = failed["reason"].map(lambda reason: shortened(" ".join(reason.partition(" (")[0].split()), REASON_LENGTH))
     words = (failed["status"].map(word_of) + ": " + reasons).str.removesuffix(": ")

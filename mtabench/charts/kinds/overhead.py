@@ -1,4 +1,4 @@
-"""Time over that of plain attention against sequence length: what conv attention costs its user."""
+"""Time relative to plain attention, against sequence length: what conv attention costs its user."""
 
 import pandas as pd
 
@@ -13,7 +13,7 @@ RATIOS = "ratios of medians, with bands of their 95 % intervals"
 
 
 def chart(cells: pd.DataFrame) -> Chart | None:
-    """Median times over those of the plain attention that is the fastest in most shapes, at the same shape."""
+    """Median times relative to the plain attention that is fastest in most shapes, at the same shape."""
     cells = one_line_each(cells)
     own, other = subject(cells), yardstick(cells)
     pairs = paired(cells, own, other)

@@ -45,7 +45,7 @@ class Roof:
 
 
 def chart(cells: pd.DataFrame) -> Chart | None:
-    """A line an implementation from its shortest sequence to its longest; the caption tells of invalid times."""
+    """A line an implementation from its shortest sequence to its longest; the caption names invalid times."""
     cells = one_line_each(cells)
     valid = cells[(cells["status"] == "ok") & cells["useful_tflops"].notna() & cells["gbytes_s"].notna()]
     if valid.empty:
@@ -143,7 +143,7 @@ def _draw_roof(axes: Axes, x_limits: Ends, roof: Roof, look: Look) -> None:
 
 
 def _finding(cells: pd.DataFrame, roof: Roof) -> str:
-    """The shares of the roofline in the rows; those of decode refer to a copy where reading was not measured."""
+    """The share of the roofline that the rows reach; in decode relative to a copy where reading was not measured."""
     found = reach(cells, "fraction_of_roofline")
     of_copies = bool((cells["pass"].isin(CACHED_PASSES) & cells["read_gbytes_s"].isna()).any())
     if not found or (of_copies and roof.memory.name == READING):

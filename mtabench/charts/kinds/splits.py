@@ -99,7 +99,7 @@ KIND = Kind("times of at least two numbers of splits (such as mtabench decode --
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Of one implementation on one problem: the row of auto, and that of the fastest number of splits measured."""
+    """Of one implementation on one problem: the row of auto, and the row of the fastest number of splits measured."""
 
     auto: Row
     best: Row

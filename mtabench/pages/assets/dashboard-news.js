@@ -7,7 +7,7 @@ function showNews(cellButton) {
 
   function showVerdict() {
     const { slower, maybe_slower: maybeSlower, faster, maybe_faster: maybeFaster, broken, unexplained: byMachine, compared } = data.counts;
-    const said = [
+    const counts = [
       [slower, "got slower", "bad"],
       [maybeSlower, "maybe slower", "warn"],
       [broken, broken === 1 ? "fails that did not before" : "fail that did not before", "bad"],
@@ -15,7 +15,7 @@ function showNews(cellButton) {
       [maybeFaster, "maybe faster", "good"],
       [byMachine, "changed with no commit to explain it", "quiet"],
     ];
-    const parts = said
+    const parts = counts
       .filter(([number]) => number)
       .map(([number, words, className]) => make("span", { text: `${plural(number, "cell")} ${words}`, className }));
     const calm = compared ? { text: "Nothing got slower", className: "good" } : { text: "Nothing could be compared", className: "quiet" };

@@ -25,7 +25,7 @@ const dashboard = (function () {
     return revisionName(run).slice(0, runs.git_sha[run] ? 7 : 16);
   }
 
-  // The commits between two runs, or that of `bad` where `good` is null: a link if there is a repository and a commit.
+  // The commits between two runs, or `bad`'s commit where `good` is null: a link if there is a repository and a commit.
   function revisions(good, bad) {
     const [from, to] = [good, bad].map((run) => (run === null ? "" : runs.git_sha[run]));
     const shown = good === null ? [revisionName(bad)] : [`${shortName(good)}..`, make("wbr"), shortName(bad)];

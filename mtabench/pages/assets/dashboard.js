@@ -173,7 +173,7 @@
   function showRules() {
     const [percent, fewPercent] = [rules.threshold, Math.max(rules.threshold, rules.few_least)]
       .map((share) => `${formatNumber(100 * share, 3)} %`);
-    const told = {
+    const meanings = {
       step: `A step of at least ${percent} that is significant beside the noise from run to run, holds for ` +
         `${rules.fewest_runs} runs or more, and is no slow drift.`,
       latest: `The last runs lie more than ${rules.reach} times the noise from the level before. More runs will confirm it, or ` +
@@ -183,7 +183,7 @@
         "or another day can bring about as well.",
       drift: `No step explains it: the level slopes, and its end is at least ${percent} from its beginning.`,
     };
-    for (const [kind, meaning] of Object.entries(told)) {
+    for (const [kind, meaning] of Object.entries(meanings)) {
       element("rules").append(make("dt", { text: EVIDENCE[kind] }), make("dd", { text: meaning }));
     }
   }

@@ -1,5 +1,5 @@
 // Tables that sort, filter and say how many rows they show. Cells are text, whatever a results file holds. A column
-// that is the same in every row is left out and said once, above the table. In a narrow window a row is a few lines.
+// that is the same in every row becomes one sentence above the table. In a narrow window a row is a few lines.
 //
 // createTable(element, {
 //   caption,             what the table holds; shown above it
@@ -143,19 +143,19 @@ const createTable = (function () {
     const state = { sort: options.sort ?? null, descending: false, filters: {} };
     let limit = pageSize;
 
-    // Columns that say the same in every row are left out and said once, but never the first.
-    const said = [];
+    // Columns that say the same in every row become one sentence above the table, but never the first.
+    const constants = [];
     const visible = columns.filter(({ hidden }) => !hidden).filter((column, i) => {
       const text = i ? constantText(column, rows) : null;
-      if (text) said.push(`${column.label}: ${text}`);
+      if (text) constants.push(`${column.label}: ${text}`);
       return text === null;
     });
     const id = `table-${++count}`;
     const filterPlace = options.filtersIn ?? element.appendChild(make("div"));
     const title = make("p", { className: "table-title", text: caption, attributes: { id } });
     const status = make("p", { className: "table-count", attributes: { role: "status", "aria-live": "polite" } });
-    const once = make("p", { className: "table-once quiet", text: `In every row ${said.join(", ")}.` });
-    once.hidden = !said.length;
+    const once = make("p", { className: "table-once quiet", text: `In every row ${constants.join(", ")}.` });
+    once.hidden = !constants.length;
     const { head, headers } = makeHead(visible, Boolean(detail), sortBy);
     const body = make("tbody");
     const table = make("table", { attributes: { "aria-labelledby": id } }, head, body);

@@ -1,4 +1,4 @@
-"""The ceilings that rows pin, and those of ceilings.json beside them."""
+"""The ceilings that rows pin, and the ceilings of ceilings.json beside them."""
 
 import pytest
 from chart_cells import conv_cell, write

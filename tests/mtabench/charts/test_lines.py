@@ -50,7 +50,7 @@ def within(ms, share):
     [("time", 2.0, 0.03), ("speedup", 8.0, 0.05), ("overhead", 2.0, 0.05), ("bandwidth", 2.0, 0.03)],
 )
 def test_bands_are_the_intervals_of_what_is_drawn(measured, kind, value, half):
-    """That of a ratio is wider than that of either time: 0.03 and 0.04 make 0.05."""
+    """A ratio's interval is wider than either time's: 0.03 and 0.04 make 0.05."""
     cells = []
     for seq in (1024, 2048):
         cells += [conv_cell("eager", seq, 16.0, speedup=1, **within(16.0, 0.04))]
