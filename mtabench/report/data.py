@@ -87,7 +87,7 @@ def summary(cells: pd.DataFrame) -> list[str]:
 def figures(all_cells: pd.DataFrame) -> list[Figure]:
     """At most three: what the fastest costs over plain attention, its speedup, or else a time; and what is valid.
 
-    Sentences about times are of the pass and setting with the most cells, and of no implementation that is wrong in one.
+    Sentences about times are of the pass and setting with the most cells, and of no implementation with a wrong cell.
     """
     timed = all_cells[all_cells["status"] == "ok"]
     cells = max(_parts(all_cells), key=len)

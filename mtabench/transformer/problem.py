@@ -113,7 +113,7 @@ class Results(Watch):
 
 
 def timed_training(training: Training, loss: float) -> Timed:
-    """A step with all that belongs to it. Losses must be finite, and the first steps' losses the same again at the end."""
+    """A step with all that belongs to it. Losses must be finite, and the first ones the same again at the end."""
     model, case, dtype = training.model, training.shared.case, training.shared.dtype
 
     def not_finite(result: Tensor) -> str:
