@@ -50,19 +50,10 @@ BY_FILE = {
         "scores that other warps store": ("__syncthreads();  // the values have come", "//"),
         "scores not masked": ("                rows.mask_scores(scores, first_key + chunk);\n", ""),
         "keys that other threads copy": ("__syncthreads();  // the keys have come", "//"),
-        "no wait for the values": (
-            "copies_wait<0>();\n        __syncthreads();  // the values",
-            "__syncthreads();  // the values",
-        ),
         "scratch for scores never zero": ("store_shared(shared + SCORES + i * 16, uint4{0, 0, 0, 0})", ""),
     },
     (CUDA, f"{SM80}backward_rows.cuh"): {
-        "keys that other threads copy": ("__syncthreads();  // the keys have come", "//"),
         "no wait for the keys": ("copies_wait<1>();", ""),
-        "no wait for the values": (
-            "copies_wait<0>();\n        __syncthreads();  // the values",
-            "__syncthreads();  // the values",
-        ),
         "dc that other warps store": ("__syncthreads();  // the dc of all warps", "//"),
         "a block's rows counted before they are stored": ("    __syncthreads();\n    if (t", "    if (t"),
     },
@@ -80,18 +71,9 @@ BY_FILE = {
             f"warpgroup_barrier(own.warpgroup + 1);\n            {PINGPONG}",
             PINGPONG,
         ),
-        "a stage never released": (f"if (own.thread == 0 && tile + 1 < end_tile) {RELEASE}", "//"),
         "the next work tile's keys released": (
             f"if (own.thread == 0 && tile + 1 < end_tile) {RELEASE}",
             f"if (own.thread == 0) {RELEASE}",
-        ),
-        "a work tile's first keys never released": (
-            "if (own.thread == 0) block.pipeline.release(iteration);",
-            "",
-        ),
-        "consumers that do not wait for the work tile": (
-            "barrier_wait(block.tile_full + 8 * slot, count / SLOTS & 1);",
-            "",
         ),
         "a work tile never ends": ("            barrier_arrive(block.tile_empty + 8 * slot);\n", ""),
         "columns not carried on": ("even[i] = odd[24 + i], even[8 ", "even[i] = 0, even[8 "),
@@ -108,10 +90,6 @@ BY_FILE = {
             "    wait_for_count(chunks.rows_done(work.stage), chunks.blocks_of(work.chunk));",
             "",
         ),
-        "rows that wait for their own products": (
-            "wait_for_products(chunks, work.stage - chunks.slots,",
-            "wait_for_products(chunks, work.stage,",
-        ),
         "all rows open at first": (
             "take_open(rows, chunks.open_at_first)",
             "take_open(rows, chunks.batch_heads * chunks.all_row_blocks)",
@@ -122,15 +100,7 @@ BY_FILE = {
             "        barrier_wait_asleep(state.stored(block), state.phase());\n",
             "",
         ),
-        "products copied over rows that are still read": (
-            "            barrier_wait(before.stored(block), before.phase());",
-            "",
-        ),
         "queries copied over those that are still read": ("    barrier_wait(block.rows_empty, !odd_rows);\n", ""),
-        "work in the place of what is not reported": (
-            "        if (state.number >= 2) barrier_wait(state.reported(block), state.phase() ^ 1);\n",
-            "",
-        ),
     },
     (HOPPER, f"{OF}hopper/backward_products.cuh"): {
         "the last products' shared memory not given back": (
@@ -148,10 +118,6 @@ BY_FILE = {
         "no wait for the keys": (
             "        copies_wait<2 * STAGES - 1>();\n        meet_team();\n        multiply",
             "        meet_team();\n        multiply",
-        ),
-        "no wait for the values": (
-            "        copies_wait<2 * STAGES - 1>();\n        meet_team();\n        add",
-            "        meet_team();\n        add",
         ),
         "none for the other warp of a team": ("    else block_sync(", "    else if (false) block_sync("),
         "scores before the last tile's": ("    if (!is_first) block_sync(", "    if (false) block_sync("),
@@ -171,19 +137,11 @@ BY_FILE = {
             "__syncthreads();\n        load_tile(tile, v, key, 0);",
             "load_tile(tile, v, key, 0);",
         ),
-        "more shared memory than a block has": (
-            "float* row_factors = taps + TAP_NUMBERS;",
-            "float* row_factors = taps + TAP_NUMBERS + 4;",
-        ),
     },
     (FLASH, f"{LADDER}cuda_flash.cu"): {
         "no wait for the keys": (
             "        copies_wait<2 * STAGES - 2>();\n        __syncthreads();\n        values.copy",
             "values.copy",
-        ),
-        "no wait for the values": (
-            "        copies_wait<2 * STAGES - 2>();\n        __syncthreads();\n        keys.copy",
-            "keys.copy",
         ),
         "beyond the block's memory": (
             "VALUES_AT = KEYS_AT + STAGES * KEY_TILE",
@@ -356,10 +314,6 @@ BY_FILE = {
         ),
         "loss scale of another document": ("position, mask=", "position * 0, mask="),
         "loss scale of another sequence": ("loss_scale_ptr + batch))", "loss_scale_ptr + 0 * batch))"),
-        "transposed product begins too late": (
-            "start = tl.maximum(first - first_position, 0) // BLOCK * BLOCK\n",
-            "start = tl.maximum(first - first_position, 0) // BLOCK * BLOCK + 16\n",
-        ),
         "one query head alone": (
             "head = kv_head * group + step // divisor",
             "head = kv_head * group + step // divisor * 0",
@@ -370,12 +324,7 @@ BY_FILE = {
             "inside = (row < rows)[:, None] & (dim < head_dim)[None, :]",
             "inside = (row < rows)[:, None] & (dim < head_dim - 1)[None, :]",
         ),
-        "the last number of a key": (
-            "inside = (first + key < keys)[:, None] & (dim < head_dim)[None, :]",
-            "inside = (first + key < keys)[:, None] & (dim < head_dim - 1)[None, :]",
-        ),
         "queries without a factor": ("(total * factor)", "total"),
-        "keys without a factor": ("        total *= factor\n", ""),
         "rows not copied": ("    return copy.copy_(x)", "    return copy"),
         "owned rows of left": (
             "left = scores[:, :, chunk.own_rows].flatten(0, 1)\n    block_m",
@@ -432,11 +381,6 @@ BY_FILE = {
         "scores of the turn before": ("        store_shared(row, load_shared_16(row + TURN * 2));\n", ""),
         "keys beyond": (" || key >= segment.stop", ""),
         "logits side by side": (" * args.stride_ln", ""),
-        "sums of a lane": ("        found[i].add_lanes(1, 4);\n", ""),
-        "no barrier before mixing": (
-            "            convolve(scores, taps, convolved + warp * S_PITCH);\n            __syncthreads();",
-            "            convolve(scores, taps, convolved + warp * S_PITCH);\n            __syncwarp();",
-        ),
         "no barrier at the end": ("shared, found);\n        __syncthreads();", "shared, found);\n"),
         "one buffer of scores": (" + turn % 2 * CONVOLVED", ""),
         "found of another place": ("x + segment.sequence", "x"),
@@ -448,19 +392,11 @@ BY_FILE = {
         "older rows loaded once": ("            if (row > 0) load(args, segment, row, first);\n", ""),
         "sums kept": ("            for (int i = 0; i < 4; i++) sums[i] = 0;\n            older", "            older"),
         "older rows of the turn before": ("first + TURN, taps", "first, taps"),
-        "newest of the turn before": (
-            "NEWEST, first + TURN);\n            __syncwarp",
-            "NEWEST, first);\n            __syncwarp",
-        ),
         "the state by every program": ("args.seen && segment.first_program == blockIdx.x && lane == 0", "false"),
         "partial of another sequence": ("x + segment.sequence", "x"),
         "no barrier before mixing": (
             "            if (POST_MIX) {\n                __syncthreads();",
             "            if (POST_MIX) {\n                __syncwarp();",
-        ),
-        "no barrier after mixing": (
-            "mixed, job * 8);\n                __syncthreads();",
-            "mixed, job * 8);\n                __syncwarp();",
         ),
         "logsumexp of another slot": ("slot_of(args, newest_slot(args, segment), lane", "newest_slot(args, segment"),
         "mixing rounded": (
@@ -480,7 +416,6 @@ BY_FILE = {
         "rows of other programs": ("+ sequence + program", "+ program"),
         "a quarter": ("        z += __shfl_xor_sync(~0u, z, 2);\n", ""),
         "no barrier before the gate": ("        __syncthreads();", ""),
-        "no barrier between warps": ("sum);\n    __syncthreads();", "sum);\n"),
     },
     (CUDA_STEPS_OF_MTA, f"{OF_STEP}layout.cuh"): {
         "NaN everywhere": ("numbers[part][i] &= ~(0xFFFFu << half)", ""),

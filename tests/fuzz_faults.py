@@ -71,9 +71,7 @@ class _Gradient(torch.autograd.Function):
         return ctx.change(gradient), None
 
 
-def with_changed_gradient(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """x, whose gradient is changed on its way back."""
-    return _Gradient.apply(x, change)
+with_changed_gradient = _Gradient.apply
 
 
 def _with_gradient(
@@ -93,7 +91,6 @@ def _first_tap(gradient: Tensor) -> Tensor:
     return changed
 
 
-fault("2 % off in dq")(_with_gradient(0, lambda gradient: gradient * 1.02))
 fault("one tap of dweight wrong")(_with_gradient(3, _first_tap))
 
 
@@ -129,14 +126,6 @@ def _stale() -> Callable[..., Tensor]:
 FAULTS["the result of an earlier call at the same addresses"] = Fault(
     lambda: Operation(attention=_stale()), Target("conv-attention", "eager")
 )
-
-
-@fault("a row wrong, in the last head")
-def _(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
-    out = conv_attention(q, *tensors, **options)
-    wrong = torch.zeros_like(out)
-    wrong[-1, -1, q.shape[2] // 3] = 0.01
-    return out + wrong
 
 
 @fault("a row takes in the next token")
@@ -221,11 +210,6 @@ def _(*tensors: Tensor, pre_mix: Tensor | None = None, **options: Any) -> Tensor
     if pre_mix is not None:
         pre_mix = with_changed_gradient(pre_mix, lambda gradient: gradient * 1.02)
     return multi_token_attention(*tensors, pre_mix=pre_mix, **options)
-
-
-@fault("mta: norm_eps ignored", "mta")
-def _(*tensors: Tensor, norm_eps: float = 0.0, **options: Any) -> Tensor:
-    return multi_token_attention(*tensors, **options)
 
 
 @fault("mta: dropout of another seed", "mta")

@@ -7,7 +7,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import build_hub_kernel
@@ -27,15 +27,9 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def script():
-    """The names of the script and of its modules."""
-    return SimpleNamespace(**vars(sources) | vars(layout), main=build_hub_kernel.main)
-
-
-@pytest.fixture(scope="module")
-def built(script, tmp_path_factory) -> Path:
+def built(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("hub") / "mta-kernels"
-    script.build(out)
+    layout.build(out)
     return out
 
 
@@ -53,6 +47,9 @@ def test_metadata_and_digests_are_those_that_the_hub_asks_for(built, kind):
     assert str(metadata.backend.backend_type).lower() == kind
     metadata.digest.validate(Digest.hash_variant(DigestAlgorithm.SHA256, variant))
     assert (built / "README.md").read_text().startswith("---\nlicense: mit\n")
+    kernel = "conv_attention/hopper/forward.cu"
+    for copied, original in (("LICENSE", ROOT / "LICENSE"), (kernel, ROOT / "kernels/mta_kernels" / kernel)):
+        assert (variant / copied).read_bytes() == original.read_bytes()
 
 
 def test_nothing_imports_the_package_or_registers_operators_by_its_name(built):
@@ -61,18 +58,6 @@ def test_nothing_imports_the_package_or_registers_operators_by_its_name(built):
     for path in files:
         found = re.findall(r'^ *(?:from|import) mta_kernels.*|"mta::|torch\.ops\.mta\b', path.read_text(), re.MULTILINE)
         assert found == [], path
-
-
-def test_files_that_kernels_read_are_there(built):
-    for kind in ("cpu", "cuda"):
-        assert (built / f"build/torch-{kind}/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-        for place in (
-            "conv_attention/hopper/forward.cu",
-            "nvrtc/common.cuh",
-        ):
-            assert (built / f"build/torch-{kind}" / place).read_bytes() == (
-                ROOT / "kernels/mta_kernels" / place
-            ).read_bytes()
 
 
 def test_headers_that_sources_include_are_there(built):
@@ -201,32 +186,32 @@ def f():
 '''
 
 
-def test_imports_and_operators_change_and_no_more(script):
-    assert script.as_hub_source(SOURCE, 2, "_id") == HUB_SOURCE
-    assert script.as_hub_source("from mta_kernels.a import b\n", 0, "_id") == "from .a import b\n"
-    assert script.as_hub_source("from mta_kernels_other import b\n", 0, "_id") == "from mta_kernels_other import b\n"
+def test_imports_and_operators_change_and_no_more():
+    assert sources.as_hub_source(SOURCE, 2, "_id") == HUB_SOURCE
+    assert sources.as_hub_source("from mta_kernels.a import b\n", 0, "_id") == "from .a import b\n"
+    assert sources.as_hub_source("from mta_kernels_other import b\n", 0, "_id") == "from mta_kernels_other import b\n"
 
 
 @pytest.mark.parametrize("source", ["import mta_kernels", "import mta_kernels.nvrtc as n", "x = 'mta::y'"])
-def test_a_source_without_a_form_for_the_hub_is_refused(script, source):
+def test_a_source_without_a_form_for_the_hub_is_refused(source):
     with pytest.raises(ValueError, match=r"^line 1 "):
-        script.as_hub_source(source, 0, "_id")
+        sources.as_hub_source(source, 0, "_id")
 
 
-def test_other_sources_have_another_identifier(script):
-    sources = dict(script.kernel_sources())
-    first = script.identifier_of("cpu", sources)
-    assert script.identifier_of("cpu", sources) == first
-    assert script.identifier_of("cpu", sources | {"operation.py": b"x = 1\n"}) != first
+def test_other_sources_have_another_identifier():
+    sources = dict(layout.kernel_sources())
+    first = layout.identifier_of("cpu", sources)
+    assert layout.identifier_of("cpu", sources) == first
+    assert layout.identifier_of("cpu", sources | {"operation.py": b"x = 1\n"}) != first
 
 
-def test_the_command_builds_and_replaces_nothing(script, tmp_path, monkeypatch, capsys):
+def test_the_command_builds_and_replaces_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["build_hub_kernel.py", "--out", str(tmp_path / "out")])
-    assert script.main() == 0
+    assert build_hub_kernel.main() == 0
     assert capsys.readouterr().out.splitlines() == [
         str(tmp_path / f"out/build/torch-{kind}") for kind in ("cuda", "cpu")
     ]
     with pytest.raises(SystemExit) as ended:
-        script.main()
+        build_hub_kernel.main()
     assert ended.value.code == 2
     assert f"{tmp_path / 'out'} already exists; give another --out" in capsys.readouterr().err

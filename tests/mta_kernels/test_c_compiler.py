@@ -41,16 +41,6 @@ def reason(source="c_tiled.c"):
     return c_compiler.unsupported(device=torch.device("cpu"), dtype=torch.float32, head_dim=64, source=source)
 
 
-def test_a_library_is_kept_and_not_compiled_again(compiler, tmp_path):
-    log = compiler()
-    assert reason() is None
-    (library,) = (tmp_path / "cache" / "c").iterdir()
-    assert library.name.startswith("c_tiled-")
-    c_compiler._loaded.cache_clear()
-    assert reason() is None
-    assert len(log.read_text().splitlines()) == 1
-
-
 @pytest.mark.parametrize("kept", [0, 4, 4096])
 def test_a_torn_library_is_compiled_again(compiler, tmp_path, kept):
     log = compiler()

@@ -89,29 +89,6 @@ def test_tiles_of_a_triton_forward_on_hopper(dtype, head_dim, taps, rows, causal
     assert tuple(call.constants[x] for x in ("BLOCK_M", "BLOCK_N", "num_stages", "num_warps")) == tiles
 
 
-@pytest.mark.parametrize(("gpu", "columns", "stages"), [(H200, 128, 5), (A100, 64, 3), (RTX_4090, 64, 3)])
-def test_tiles_of_probabilities(gpu, columns, stages) -> None:
-    tensors = inputs(64, dtype=BF16, grad=True)
-    calls = plan(gpu, conv_attention, *tensors, backend="triton", backward=True).calls
-    (call,) = {call.name: call for call in calls if call.name.startswith("_probabilities")}.values()
-    assert (call.constants["BLOCK_N"], call.constants["num_stages"]) == (columns, stages)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "kv_heads", "options", "tiles"),
-    [
-        (H200, 8, {}, (64, 2, 2, 2)), (H200, 8, {"pages": 64}, (64, 2, 2, 2)), (A100, 8, {}, (64, 4, 4, 4)),
-        (H200, 32, {}, (64, 1, 2, 3)), (A100, 32, {}, (64, 1, 2, 3)),
-    ],
-)  # fmt: skip
-def test_triton_steps_have_small_programs(gpu, kv_heads, options, tiles) -> None:
-    """On Hopper where query heads share a KV head, too, whether the copy engine reads the cache or pointers do."""
-    cache = meta(64, kv_heads, 256, 128) if options else meta(1, kv_heads, 16384, 128)
-    call, _ = step_on(gpu, cache, group=32 // kv_heads, backend="triton", **options)
-    found = *(call.constants[x] for x in ("BLOCK_N", "HEADS", "num_warps")), call.constants["num_stages"]
-    assert found == (*tiles[:3], 2 * tiles[3] - 1 if options else tiles[3])  # a tile of pages takes two stages
-
-
 @pytest.mark.parametrize("gpu", [A100, H200, RTX_4090, replace(H200, capability=(10, 0))], ids=lambda gpu: gpu.name)
 @pytest.mark.parametrize("size", [2, 4])
 def test_tiles_of_triton_fit_every_gpu(gpu: PlannedGpu, size: int) -> None:

@@ -112,22 +112,6 @@ def test_operators_of_multi_token_attention_are_what_they_say() -> None:
 
 
 @each
-def test_gradients_come_once(op: Operation) -> None:
-    tensors = op.tensors()
-    out = op.function(*tensors, backend="triton")
-    (first, *_) = torch.autograd.grad(out.square().sum(), tensors, create_graph=True)
-    with pytest.raises(RuntimeError, match="backend='reference' has second derivatives"):
-        torch.autograd.grad(first.sum(), tensors[0])
-    with torch.no_grad():
-        assert op.function(*tensors, backend="triton").grad_fn is None
-    tensors = [x.detach() for x in tensors]
-    assert op.function(*tensors, backend="triton").grad_fn is None
-    tensors[2].requires_grad_()
-    op.function(*tensors, backend="triton").sum().backward()
-    assert [x.grad is not None for x in tensors] == [x is tensors[2] for x in tensors]
-
-
-@each
 @whole_and_packed
 @pytest.mark.parametrize("backend", ["reference", "triton"])
 def test_an_undefined_gradient_adds_nothing(op: Operation, backend: str, options: dict) -> None:

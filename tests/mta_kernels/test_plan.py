@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels import planned
-from mta_kernels.conv_attention import conv_attention, conv_attention_decode, unsupported
+from mta_kernels.conv_attention import conv_attention, conv_attention_decode
 from mta_kernels.gpu_limits import INTERPRETED_CAPABILITY, INTERPRETED_SHARED_MEMORY, INTERPRETED_SM_COUNT
 from mta_kernels.multi_token_attention import DecodeState, explain, multi_token_attention, multi_token_attention_decode
 from mta_kernels.plan import A100, H200, Recorder, on_planned, plan
@@ -55,14 +55,6 @@ def test_a_gpu_that_is_not_here_decides(gpu: planned.PlannedGpu, backend: str, k
         assert call.language == "torch" or (min(call.grid) > 0 and call.threads % 32 == 0 and call.bytes > 0)
 
 
-def test_the_whole_operation() -> None:
-    both = plan(H200, multi_token_attention, *inputs(), **mixers("pre_mix", "post_mix"))
-    assert both.names("cuda", "triton") == ("mix_logits", "finish_logits", "mix_values")
-    every = plan(H200, multi_token_attention, *inputs(grad=True), **mixers(*ALL), backward=True)
-    assert {"rebuild_probabilities", "convolve_heads", "convolution_gradients"} <= set(every.names("cuda"))
-    assert "_norm_gate_kernel" in plan(H200, multi_token_attention, *inputs(), norm_weight=meta(64)).names("triton")
-
-
 @pytest.mark.parametrize(
     ("rows", "head_dim", "name", "blocks"), [(512, 64, "mix_rows", 396), (4096, 128, "mix_logits", 120)]
 )
@@ -79,12 +71,6 @@ def test_decode(page_size: int) -> None:
     lengths, q = meta(2, dtype=torch.int32), meta(2, 16, 6, 64)
     found = plan(H200, conv_attention_decode, q, cache, cache, meta(16, 6, 11), lengths=lengths, **pages)
     assert found.names("cuda", "triton")[0] == "cuda_decode"
-    state = DecodeState(meta(2, 16, 6, 4096), meta(2, 16, 6, dtype=torch.float32), lengths)
-    options: dict[str, Any] = {"lengths": lengths, "state": state, **mixers(*ALL), **pages}
-    cache = meta(512, 16, page_size, 64) if page_size else meta(2, 16, 4096, 64)
-    with torch.no_grad():
-        found = plan(H200, multi_token_attention_decode, q, cache, cache, **options)
-    assert found.names("cuda", "triton") == ("mta_decode_keys", "mta_decode_values", "mta_decode_merge")
 
 
 class Running(Recorder):
@@ -180,19 +166,6 @@ def test_a_backward_that_raises_leaves_nothing() -> None:
         plan(H200, Refusing.apply, meta(4, grad=True), backward=True)
     assert planned.recorder() is None
     assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
-
-
-def test_an_index_that_no_gpu_has_is_absent() -> None:
-    reason = unsupported("cuda", device="cuda:126", dtype=torch.float16, head_dim=64, query_taps=6, key_taps=11)
-    assert reason == "PyTorch finds no cuda:126 device on this machine"
-
-
-def test_no_plan_runs_in_a_call_that_is_not_planned() -> None:
-    """Tensors of the meta device have results as ever, and kernels that run note nothing."""
-    out = conv_attention(*inputs(), meta(16, 6, 11))
-    assert out.is_meta
-    q = torch.ones(1, 2, 8, 16)
-    assert conv_attention(q, q, q, torch.ones(2, 2, 3), backend="triton").isfinite().all()
 
 
 RTX_4090 = planned.PlannedGpu("NVIDIA GeForce RTX 4090", (8, 9), 99 * 1024, 100 * 1024, 128, 24 * 10**9)

@@ -1,6 +1,6 @@
-"""The eager reference by blocks of rows, as a module, and its gradients, in float64.
+"""The eager reference by blocks of rows, as a module, and the gradients of its steps, in float64.
 
-`test_mta_reference` compares it with the definition, and tests/conformance runs its steps, documents and chunks.
+tests/conformance compares its values and gradients with the definition.
 """
 
 from __future__ import annotations
@@ -36,15 +36,6 @@ def test_identity_weight_is_plain_attention(taps: tuple[int, int]) -> None:
     assert not torch.allclose(module(q, k, v), plain)
     module.reset_parameters()
     torch.testing.assert_close(module(q, k, v), plain)
-
-
-def test_blocks_of_rows_are_rows_of_the_whole() -> None:
-    q, k, v, weight = make(1, 2, 1, 20, 4, (6, 5))
-    whole = conv_attention_reference(q, k, v, weight)
-    for start, stop in ((0, 20), (0, 1), (3, 9), (19, 20)):
-        torch.testing.assert_close(
-            conv_attention_reference(q, k, v, weight, rows=(start, stop)), whole[:, :, start:stop]
-        )
 
 
 @pytest.mark.parametrize("pages", [False, True], ids=["contiguous", "paged"])
@@ -83,32 +74,18 @@ def test_gradients_of_a_decode_know_nothing_of_what_lies_beside_a_sequence(pages
     assert (got[0] == 0).all()
 
 
-def test_blocks_of_rows_of_a_chunk() -> None:
+def test_blocks_of_rows_are_rows_of_the_whole_and_of_a_chunk() -> None:
     q, k, v, weight = make(1, 2, 1, 20, 4, (6, 5))
+    all_rows = conv_attention_reference(q, k, v, weight)
     chunk = {"q_history": q[:, :, :9]}
     whole = conv_attention_reference(q[:, :, 9:], k, v, weight, **chunk)
     for rows in ((0, 11), (0, 1), (2, 4), (7, 11)):
+        got = conv_attention_reference(q, k, v, weight, rows=rows)
+        torch.testing.assert_close(got, all_rows[:, :, rows[0] : rows[1]])
         got = conv_attention_reference(q[:, :, 9:], k, v, weight, rows=rows, **chunk)
         torch.testing.assert_close(got, whole[:, :, rows[0] : rows[1]])
     with pytest.raises(ValueError, match="stop <= 11"):
         conv_attention_reference(q[:, :, 9:], k, v, weight, rows=(0, 12), **chunk)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_gradients_of_the_reference(causal: bool) -> None:
-    q, k, v, weight = inputs = [x.requires_grad_() for x in make(1, 2, 1, 5, 3, (3, 3))]
-
-    def check(inputs, **options) -> None:
-        def run(q, k, v, weight, history=None):
-            return conv_attention_reference(q, k, v, weight, q_history=history, causal=causal, **options)
-
-        assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
-
-    check(inputs)
-    check(inputs, cu_seqlens=torch.tensor([0, 0, 2, 3, 5]))
-    check(inputs, head_chunk=1)
-    q, history = (x.detach().requires_grad_() for x in (q[:, :, 2:], q[:, :, :2]))
-    check([q, k, v, weight, history])
 
 
 def test_identity_weight_has_one_tap_a_head() -> None:

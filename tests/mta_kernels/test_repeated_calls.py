@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from emulated_hopper import emulator  # noqa: F401
-from kernel_inputs import DEVICE, Stop, make
+from kernel_inputs import DEVICE, make
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
@@ -202,9 +202,6 @@ def test_derivatives_that_there_are_not_are_refused(calls: Calls) -> None:
     (dq,) = torch.autograd.grad(calls(leaves).float().square().sum(), leaves["q"], create_graph=True)
     with pytest.raises(RuntimeError, match=f"differentiable once through backend '{calls.backend}'"):
         dq.sum().backward()
-    undefined = Stop.apply(calls(leaves)).sum()
-    found = torch.autograd.grad(undefined, [*leaves.values()], allow_unused=True)
-    assert all(x is None or not x.any() for x in found)
 
 
 @pytest.mark.parametrize("inference", [torch.no_grad, torch.inference_mode])

@@ -9,19 +9,23 @@ from kernel_inputs import (
     DEVICE,
     DTYPES,
     RANGES,
+    assert_as_reference,
     make,
     make_in_range,
     poison_memory,
     relative_error,
+    value_and_gradients,
 )
 from torch import Tensor
 from triton.runtime import interpreter
 
 from mta_kernels.conv_attention import conv_attention_reference
-from mta_kernels.conv_attention.triton.backward import _part_backward, conv_attention_backward
+from mta_kernels.conv_attention.triton.backward import _part_backward
 from mta_kernels.conv_attention.triton.backward_fold import FLOAT32_CHAIN, add_expanded
 from mta_kernels.conv_attention.triton.forward import conv_attention_forward
 from mta_kernels.operation import Operation
+
+NAMES = ("q", "k", "v", "weight")
 
 
 @pytest.fixture(autouse=True)
@@ -30,49 +34,8 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     poison_memory(monkeypatch)
 
 
-def output_gradient(q: Tensor, magnitude: float = 1.0) -> Tensor:
-    return (torch.randn(q.shape, generator=torch.Generator().manual_seed(1)) * magnitude).to(DEVICE, q.dtype)
-
-
-def gradients(
-    q, k, v, weight, grad_out, *, causal=True, scale=None, pad_key="both", changed=lambda x: x
-) -> tuple[Tensor, ...]:
-    """By the two kernels; `changed` makes something else of what the forward hands to the backward."""
-    operation = Operation.of(weight.shape[1:], q.shape[3], causal=causal, scale=scale, pad_key=pad_key)
-    of_forward = map(changed, conv_attention_forward(operation, q, k, v, weight))
-    return conv_attention_backward(operation, q, k, v, weight, *of_forward, grad_out)
-
-
-def reference_gradients(q, k, v, weight, grad_out, **options) -> tuple[Tensor, ...]:
-    inputs = [x.detach().requires_grad_() for x in (q, k, v, weight)]
-    return torch.autograd.grad(conv_attention_reference(*inputs, **options), inputs, grad_out)
-
-
-def assert_gradients_close(got: tuple[Tensor, ...], *inputs: Tensor, **options) -> None:
-    """Each gradient is as near to float64 as twice eager's own error (and a few units of rounding).
-
-    Over few keys the gradients of the scores nearly cancel: there, the products that cancel set the rounding.
-    """
-    exact = reference_gradients(*(x.double() for x in inputs), **options)
-    eager = reference_gradients(*inputs, **options)
-    epsilon = torch.finfo(inputs[0].dtype).eps
-    for name, a, b, c, x in zip(("q", "k", "v", "weight"), got, exact, eager, inputs[:4], strict=True):
-        assert a.shape == x.shape, name
-        assert a.dtype == x.dtype, name
-        error, eager_error = ((y.double() - b).norm().item() for y in (a, c))
-        unit = b.norm().item()
-        if inputs[0].shape[2] <= 5:
-            unit += (inputs[4].double().norm() * inputs[2].double().norm()).item()
-        if name == "weight" and a.dtype == torch.float32:
-            # Few numbers, each a sum over all rows of terms that cancel: those set the rounding.
-            unit += ((inputs[0] * exact[0]).sum(-1).norm() / x.norm()).item()
-        floor = 8 * epsilon * unit if a.dtype == torch.float32 else 4 * epsilon * unit
-        assert error <= max(2 * eager_error, floor), (name, error, eager_error, floor)
-
-
-def check(*inputs: Tensor, **options) -> None:
-    grad_out = output_gradient(inputs[0])
-    assert_gradients_close(gradients(*inputs, grad_out, **options), *inputs, grad_out, **options)
+def check(*inputs: Tensor) -> None:
+    assert_as_reference(dict(zip(NAMES, inputs, strict=True)))
 
 
 @pytest.mark.parametrize("taps", [(3, 5), (5, 3)], ids=["keys folded", "queries folded"])
@@ -81,11 +44,13 @@ def test_range_of_fp16(kind: str, taps: tuple[int, int]) -> None:
     """Gradients in float32, since tiny numbers have huge gradients."""
     *inputs, scale = make_in_range(kind, taps)
     operation = Operation.of(taps, 32, scale=scale)
-    of_forward, grad = conv_attention_forward(operation, *inputs), output_gradient(inputs[0])
+    grad = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, inputs[0].dtype)
+    of_forward = conv_attention_forward(operation, *inputs)
     got = _part_backward(*inputs, *of_forward, grad, operation=operation, spans=None)
-    exact = reference_gradients(*(x.double() for x in (*inputs, grad)), scale=scale)
-    for name, a, b in zip(("q", "k", "v", "weight"), got, exact, strict=True):
-        assert relative_error(a, b) < 4e-3, name
+    doubles = {name: x.double() for name, x in zip(NAMES, inputs, strict=True)}
+    exact = value_and_gradients(conv_attention_reference, doubles, grad.double(), scale=scale)
+    for name, x in zip(NAMES, got, strict=True):
+        assert relative_error(x, exact[name]) < 4e-3, name
 
 
 def test_most_taps() -> None:
