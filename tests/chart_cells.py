@@ -1,8 +1,8 @@
 """Results files written for the tests of the charts, and what stands on the figures that are drawn from them."""
 
-import csv
 from itertools import combinations
 
+import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
@@ -47,10 +47,8 @@ def grid(speedups, **more):
 
 
 def write(path, cells):
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**DEFAULTS, **cell} for cell in cells)
+    rows = [{**DEFAULTS, **cell} for cell in cells]
+    pd.DataFrame(rows, columns=[*COLUMNS], dtype=object).to_csv(path, index=False)
     return path
 
 

@@ -1,12 +1,18 @@
-"""Runs the command line in this process, for tests."""
+"""Runs the command line in this process, or Python in another, for tests."""
 
 import functools
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
 
 from mtabench.cli import main
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}", "COLUMNS": "200"}
 
 get_command = functools.cache(typer.main.get_command)  # all commands and options, built once a process
 
@@ -27,6 +33,18 @@ def make_runner(monkeypatch, capsys, folder, columns=200):
         return ended.value.code, captured.out, captured.err
 
     return run
+
+
+def run_python(*words, **variables):
+    """Run Python in a process of its own, which finds this checkout: how it ended, and what it printed."""
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=ENVIRONMENT | variables)
+
+
+def printed(result):
+    """What a command wrote to standard output: assert that it ended well, and said nothing on standard error."""
+    code, out, err = result
+    assert (code, err) == (0, ""), result
+    return out
 
 
 def refused(result, *words):

@@ -1,6 +1,6 @@
 """What a stranger might write into the free text of a results file, to have it run, be followed or deceive."""
 
-import csv
+import pandas as pd
 
 TEXTS = (
     "<img src=x onerror=alert(1)>",
@@ -23,15 +23,9 @@ COMMANDS = (
 
 def poison(path):
     """Rewrite a results file: hostile texts in every column that takes any text, and implementations named so."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for number, row in enumerate(rows):
-        for offset, column in enumerate(COLUMNS):
-            row[column] = TEXTS[(number + offset) % len(TEXTS)]
-        row["impl"] = TEXTS[number % len(TEXTS)]
-        row["repro"] = COMMANDS[number % len(COMMANDS)]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    for offset, column in enumerate(("impl", *COLUMNS)):
+        table[column] = [TEXTS[(number + max(offset - 1, 0)) % len(TEXTS)] for number in table.index]
+    table["repro"] = [COMMANDS[number % len(COMMANDS)] for number in table.index]
+    table.to_csv(path, index=False)
     return path

@@ -13,12 +13,15 @@ from mta_kernels.conv_attention import conv_attention_decode_reference
 kept = {}
 
 
-def attention(q, k, v, *, causal, scale):
-    group = q.shape[1] // k.shape[1]
-    scores = q @ k.repeat_interleave(group, 1).mT * scale
+def probabilities(q, k, causal, scale):
+    scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * scale
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), float("-inf"))
-    return scores.softmax(-1) @ v.repeat_interleave(group, 1)
+    return scores.softmax(-1)
+
+
+def attention(q, k, v, *, causal, scale):
+    return probabilities(q, k, causal, scale) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 
 
 def cached_by_version(q, k, v, *, causal, scale):
@@ -129,13 +132,8 @@ class WithBackward:
     work = "dense"
 
     def __call__(self, q, k, v, *, causal, scale):
-        group = q.shape[1] // k.shape[1]
-        keys, values = (x.repeat_interleave(group, 1) for x in (k, v))
-        scores = q @ keys.mT * scale
-        if causal:
-            scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), float("-inf"))
-        p = scores.softmax(-1)
-        return p @ values, p
+        p = probabilities(q, k, causal, scale)
+        return p @ v.repeat_interleave(q.shape[1] // v.shape[1], 1), p
 
     def backward(self, dout, q, k, v, out, p, *, causal, scale):
         group = q.shape[1] // k.shape[1]

@@ -1,8 +1,9 @@
 """Sweeps in this process with planted implementations, for their tests."""
 
+from dataclasses import replace
+
 from mtabench import registry
 from mtabench.environment import describe
-from mtabench.implementations import Implementation
 from mtabench.measuring.ceilings import Ceilings, keep_ceilings
 from mtabench.measuring.timing import Settings
 from mtabench.prediction import plans
@@ -51,17 +52,8 @@ def make_plant(monkeypatch):
             closure = registry.find("eager").build(case, inputs)
             return change(case, closure)
 
-        planted = Implementation(
-            name=name,
-            op="conv-attention",
-            passes=passes,
-            devices=("cpu",),
-            work="dense",
-            summary="planted",
-            build=build,
-            why_not=registry.find("eager").why_not,
-            splits=splits,
-        )
+        changes = {"passes": passes, "devices": ("cpu",), "build": build, "splits": splits, "pages": False}
+        planted = replace(registry.find("eager"), name=name, **changes)
         monkeypatch.setattr(registry, "IMPLEMENTATIONS", (*registry.IMPLEMENTATIONS, planted))
         monkeypatch.setattr(plans, "splits_of", lambda case: 7)
 

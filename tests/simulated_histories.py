@@ -1,10 +1,10 @@
 """Results files of many runs with times that are given, for the tests of `mtabench dashboard`."""
 
-import csv
 import hashlib
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
+import pandas as pd
 
 from mtabench.results.results_file import COLUMNS
 
@@ -41,10 +41,7 @@ def columns(rows):
 def write(path, rows):
     """Write a results file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    pd.DataFrame(rows, columns=[*COLUMNS]).to_csv(path, index=False)
     return path
 
 

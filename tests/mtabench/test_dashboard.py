@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import refused
+from command_line import printed, refused
 from simulated_histories import a_year, row, sha, write
 
 from mtabench.dashboard.data import badge
@@ -22,8 +22,7 @@ def year(tmp_path_factory):
 @pytest.fixture
 def site(mtabench, year, tmp_path):
     """The files of a dashboard with links, as texts by name, and what the command printed."""
-    code, out, err = mtabench("dashboard", year, "-o", "site", "--repo-url", "https://github.com/owner/name.git")
-    assert (code, err) == (0, "")
+    out = printed(mtabench("dashboard", year, "-o", "site", "--repo-url", "https://github.com/owner/name.git"))
     return {path.name: path.read_text() for path in (tmp_path / "site").iterdir()}, out
 
 
@@ -67,8 +66,7 @@ def test_no_line_names_what_no_commit_explains(mtabench, tmp_path):
     for run, (name, ms, plain_ms) in enumerate((("a", 1.0, 1.0), ("a", 1.09, 1.0), ("b", 1.18, 1.07))):
         rows = [row(run, ms, git_sha=sha(name)), row(run, plain_ms, git_sha=sha(name), **plain)]
         write(tmp_path / f"results/{run}.csv", rows)
-    code, out, _ = mtabench("dashboard", "results", "-o", "site")
-    assert code == 0
+    out = printed(mtabench("dashboard", "results", "-o", "site"))
     assert out.splitlines()[1:] == [
         "nothing got slower that a commit may explain",
         "2 changes to slower, probably the machine: the same commit before and after, or plain attention changed alike",

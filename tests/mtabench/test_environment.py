@@ -1,11 +1,11 @@
 """Where a measurement runs, and what its device can do at most: measured, kept beside results, never misread."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from paired_runs import git
 from written_runs import case, rounds, write_run
 
 from mtabench import environment
@@ -36,11 +36,6 @@ def test_description_of_a_cpu():
     assert found["device"] == found["cpu"] != ""
     assert found["torch"] == torch.__version__
     assert found["driver"] == found["cuda"] == ""
-
-
-def git(folder, *words):
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
 
 
 def test_revision_of_a_checkout(tmp_path):

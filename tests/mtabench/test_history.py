@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import make_runner, refused
+from command_line import make_runner, printed, refused
 from paired_runs import git, make_repository, process_rounds
 from written_runs import case
 
@@ -55,8 +55,7 @@ def dates(folder):
 
 def test_a_dashboard_has_a_past_in_the_order_of_the_commits(mtabench, processes, repository):
     stand_in = processes(slower_since(2))
-    code, out, err = mtabench("history", "main", *SWEEP, "--out", "past")
-    assert (code, err) == (0, "")
+    out = printed(mtabench("history", "main", *SWEEP, "--out", "past"))
     assert "results of 4 of 4 commits: past" in out
     assert len(stand_in.calls) == 4
     found = dates(repository)
@@ -102,8 +101,7 @@ def test_a_commit_that_cannot_be_measured_is_left_out(mtabench, processes, repos
     git(repository, "rm", "--quiet", "mtabench/__main__.py")
     git(repository, "commit", "--quiet", "--message", "no suite")
     (repository / "mtabench/__main__.py").touch()
-    code, out, _ = mtabench("history", "main", *SWEEP, "--out", "past")
-    assert code == 0
+    out = printed(mtabench("history", "main", *SWEEP, "--out", "past"))
     assert "results of 2 of 5 commits: past" in out
     assert len([line for line in out.splitlines() if "] left out: " in line]) == 3
     for words in ("was ended by SIGSEGV: Fatal", "No such option: --seq", "has no mtabench in it"):

@@ -234,11 +234,6 @@ def test_interval_is_by_rounds_not_by_samples():
     assert median_interval([[x] * 10 for x in values]) == pytest.approx(once, rel=0.02)
 
 
-def test_interval_of_rounds_of_different_lengths():
-    low, high = median_interval([[1.0], [1.0, 1.1], [1.2, 1.0, 1.1]])
-    assert 1.0 <= low <= high <= 1.2
-
-
 def test_geometric_mean():
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
     with pytest.raises(ValueError, match="positive"):

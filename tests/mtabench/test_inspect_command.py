@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import planted_sources
 import pytest
-from command_line import make_runner, refused
+from command_line import make_runner, printed, refused
 
 from mta_kernels.nvrtc.compiler import missing_package
 from mtabench.commands import inspect as command
@@ -65,8 +65,7 @@ def test_what_a_kernel_takes(modest):
 
 def test_the_table_fits_in_100_columns_and_the_file_holds_the_same(inspect, compiles_to, modest, tmp_path):
     compiles_to(modest)
-    code, out, err = inspect(*ONE, "--json-file", "kernels.json")
-    assert (code, err) == (0, "")
+    out = printed(inspect(*ONE, "--json-file", "kernels.json"))
     assert "sm_90: bf16, head dim 64, conv 6x11 (H200: 64 warps, 228 KiB an SM, 227 KiB a block)" in out
     assert out.splitlines()[-1] == "kernels: 3, spilling: 0, not fitting: 0, failed: 0, skipped: 0"
     assert max(map(len, out.splitlines())) <= 100
@@ -105,8 +104,7 @@ def test_what_is_accepted_is_the_baseline_from_then_on(inspect, compiles_to, mod
     (tmp_path / "base.json").write_text(json_text(modest))
     left = dataclasses.replace(modest, kernels=modest.kernels[:2])
     compiles_to(left)
-    code, out, _ = inspect("--baseline", "base.json", "--accept")
-    assert code == 0
+    out = printed(inspect("--baseline", "base.json", "--accept"))
     assert f"worse: {PLACE}copy is gone" in out
     assert "kernels that base.json holds now: 2" in out
     assert inspect("--baseline", "base.json")[0] == 0
@@ -179,10 +177,8 @@ def test_without_triton_it_says_what_to_install(inspect, monkeypatch):
 
 def test_a_kernel_that_is_not_launched_is_wrong_usage(inspect, compiles_to):
     compiles_to(Inspection([], [Shape()], {}, ["copy", "product"]))
-    code, out, err = inspect(*ONE, "--kernel", "product,softmax")
-    assert (code, out) == (2, "")
-    assert "--kernel 'softmax' is part of no name of a kernel that is launched" in err
-    assert "there are copy, product" in err
+    found = inspect(*ONE, "--kernel", "product,softmax")
+    refused(found, "--kernel 'softmax' is part of no name of a kernel that is launched", "there are copy, product")
 
 
 @pytest.mark.parametrize(

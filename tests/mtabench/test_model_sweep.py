@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from command_line import make_runner, refused
+from command_line import printed, refused
 from planted_sweeps import Watcher, without_warm_up
 
 from mta_kernels.multi_token_attention import MultiTokenAttention
@@ -36,11 +36,6 @@ def plan_of(**typed):
 def few_words(monkeypatch):
     """A vocabulary that takes no time."""
     monkeypatch.setattr(shared, "VOCABULARY", 64)
-
-
-@pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
-    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 def test_the_plan_has_the_plain_model_once_and_each_attention_by_each_implementation():
@@ -196,18 +191,17 @@ def test_a_timed_call_that_is_wrong_is_found():
 
 
 @pytest.mark.slow
-def test_the_command_and_those_that_read_its_file(command, tmp_path):
+def test_the_command_and_those_that_read_its_file(mtabench, tmp_path):
     more = ("--impl", "plain,eager", "--attention", "conv", "--rounds", "1", "--time-limit", "5", "--no-plot")
-    code, out, error = command("model", *WORDS, *more, "--out", "a.csv")
+    code, out, error = mtabench("model", *WORDS, *more, "--out", "a.csv")
     assert (code, error) == (0, "")
     assert "conv every" not in error
-    code, out, _ = command("show", "a.csv")
-    assert code == 0
+    out = printed(mtabench("show", "a.csv"))
     assert "tokens/s" in out
     assert "3 layers" in out
-    assert command("plot", "a.csv", "--kind", "overhead", "--formats", "svg", "--out", "charts")[0] == 0
+    assert mtabench("plot", "a.csv", "--kind", "overhead", "--formats", "svg", "--out", "charts")[0] == 0
     assert (tmp_path / "charts/train-overhead.svg").exists()
-    assert command("report", "a.csv")[0] == 0
+    assert mtabench("report", "a.csv")[0] == 0
     assert "Training step: eager " in (tmp_path / "a-report.html").read_text()
 
 
@@ -228,12 +222,12 @@ def test_the_command_and_those_that_read_its_file(command, tmp_path):
         (("--cell-timeout", "5"), "--cell-timeout needs --isolate"),
     ],
 )
-def test_bad_input_is_one_sentence(command, words, sentence):
-    refused(command("model", *WORDS, *words), sentence)
+def test_bad_input_is_one_sentence(mtabench, words, sentence):
+    refused(mtabench("model", *WORDS, *words), sentence)
 
 
-def test_what_is_missing_of_a_model_is_told(command):
-    refused(command("model", "--layers", "3"), "--heads is missing; a model is --layers, --heads and --dim")
+def test_what_is_missing_of_a_model_is_told(mtabench):
+    refused(mtabench("model", "--layers", "3"), "--heads is missing; a model is --layers, --heads and --dim")
     refused(
-        command("fwd", "--impl", "plain"), "--impl plain runs whole models: `mtabench model --impl plain` measures it"
+        mtabench("fwd", "--impl", "plain"), "--impl plain runs whole models: `mtabench model --impl plain` measures it"
     )

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import written_runs
@@ -164,10 +165,9 @@ class TestFiles:
         assert "fwd eager fp32 batch 1 heads 4 (KV 2) seq 33 head dim 16 mix heads+2 conv 3x2 post conv 6x11" in names
 
     def test_a_file_without_the_new_columns_is_read_as_before(self, path):
-        lines = [line.split(",") for line in path.read_text().splitlines()]
-        new = [lines[0].index(name) for name in ("mix", "post_conv_q", "post_conv_k", "norm", "gate")]
-        old = [line for line in lines if line[lines[0].index("op")] in ("op", "conv-attention", "attention")]
-        path.write_text("".join(",".join(x for i, x in enumerate(line) if i not in new) + "\n" for line in old))
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        old = table[table["op"] != "mta"].drop(columns=["mix", "post_conv_q", "post_conv_k", "norm", "gate"])
+        old.to_csv(path, index=False)
         assert [row["mix"] for row in read_file(path).rows()] == ["", ""]
         assert len(read_run(path).cells) == 2
 
@@ -222,17 +222,19 @@ def judged(cell, build=None):
     return Judge(cell, inputs, 3).first_of(closure, cell)
 
 
-@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
-@pytest.mark.parametrize("mix", ["heads", "2", "none+heads", "heads+1"])
-def test_right_results_pass_the_oracle_and_the_probes(pass_, mix):
-    check = judged(case(mix, post=(2, 3), pass_=pass_, batch=2))
-    assert check.ok, check.reason
+BOTH = {"post": (2, 3)}
 
 
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
-@pytest.mark.parametrize(("mix", "norm", "gate"), [("", "rms", ""), ("2", "", "one"), ("2", "depth2", "full")])
-def test_norm_and_gate_pass_the_oracle_and_the_probes_and_are_right_when_timed(pass_, mix, norm, gate):
-    cell = case(mix, norm=norm, gate=gate, pass_=pass_, batch=2)
+@pytest.mark.parametrize(
+    ("mix", "more"),
+    [
+        ("heads", BOTH), ("2", BOTH), ("none+heads", BOTH), ("heads+1", BOTH),
+        ("", {"norm": "rms"}), ("2", {"gate": "one"}), ("2", {"norm": "depth2", "gate": "full"}),
+    ],
+)  # fmt: skip
+def test_right_results_pass_the_oracle_and_the_probes_and_are_right_when_timed(pass_, mix, more):
+    cell = case(mix, pass_=pass_, batch=2, **more)
     inputs = make_inputs(cell, 3)
     judge, closure = Judge(cell, inputs, 3), implementation_of(cell).build(cell, inputs)
     check = judge.first_of(closure, cell)
@@ -303,11 +305,7 @@ def otherwise(**changes):
         (otherwise(gate_weight=torch.t), "fwd"),
         (otherwise(gate_bias=lambda x: None), "decode"),
     ],
-    ids=[
-        "pre mix transposed", "post mix transposed", "in decode", "taps upside down", "state of other tokens",
-        "no weight of the norm", "in decode too", "gate transposed", "no bias of the gate",
-    ],
-)  # fmt: skip
+)
 def test_wrong_mixers_are_found(build, pass_):
     assert not judged(case(post=(2, 3), norm="depth2", gate="full", pass_=pass_), build).ok
 
@@ -345,12 +343,6 @@ class TestVerify:
         eager = registry.every("eager")[1]
         monkeypatch.setattr(registry, "IMPLEMENTATIONS", (eager,))
 
-    def test_eager_passes(self):
-        rows = list(run_checks(["eager"], "cpu"))
-        assert [row for row in rows if not row.ok] == []
-        checks = {row.check for row in rows}
-        assert {"error fwd", "error bwd", "strided decode", "decode is forward's row"} <= checks
-
     def test_norm_and_gate_pass(self, monkeypatch):
         monkeypatch.setattr(verify, "MTA_SHAPES", {"cpu": FINISHED})
         rows = list(run_checks(["eager"], "cpu"))
@@ -371,11 +363,7 @@ class TestVerify:
     ("impl", "words", "steps"),
     [
         ("eager", "--op mta --mix heads,none+2", CheckFilter("mta", mixes=["heads", "none+2"])),
-        (
-            "eager",
-            "--op mta --conv none,3x2 --post-conv 2",
-            CheckFilter("mta", convs=[None, (3, 2)], post_convs=[(2, 2)]),
-        ),
+        ("eager", "--op mta --conv none,3x2 --post-conv 2", CheckFilter("mta", [None, (3, 2)], post_convs=[(2, 2)])),
         ("eager", "--op mta --norm depth2 --gate full", CheckFilter("mta", norms=["depth2"], gates=["full"])),
         ("eager", "--conv 3x2", CheckFilter(convs=[(3, 2)])),
         ("sdpa-flash", "--op attention", CheckFilter("attention")),

@@ -15,7 +15,7 @@ from mtabench.checking.sample import SCORES, SCORES_AT_ONCE, forward_sample
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, make_inputs
 from mtabench.problem.operations import make_operation
-from mtabench.registry import every, find
+from mtabench.registry import find, implementation_of
 
 CASE = Case("fwd", "eager", Operation.of((4, 3), 16), "fp32", 2, 4, 2, 65, 16, None, "cpu")
 PLAIN = with_changes(CASE, impl="sdpa-flash", taps=None)
@@ -150,15 +150,11 @@ def test_one_sum_of_all_rows_passes_where_the_sample_adds_blocks(monkeypatch, se
     monkeypatch.setattr(sample, "SCORES_AT_ONCE", {"cpu": 2**12})
     case = replace(MIXED, seq=256)
     inputs = make_inputs(case, seed)
-    gradients = results_of(find_mta().build(case, inputs), case, inputs)
+    gradients = results_of(implementation_of(case).build(case, inputs), case, inputs)
     check = Oracle(case, inputs, seed).check(gradients)
     assert check.ok, check.reason
     gradients[3].mul_(1.0003)  # what TF32 would be off
     assert not Oracle(case, inputs, seed).check(gradients).ok
-
-
-def find_mta():
-    return next(entry for entry in every("eager") if entry.op == "mta")
 
 
 H200 = Case("fwd", "eager", Operation.of((6, 11), 128), "bf16", 1, 16, 16, 16384, 128, None, "cpu")

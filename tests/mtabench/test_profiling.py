@@ -14,7 +14,7 @@ from pathlib import Path
 import planted_cells
 import pytest
 import torch
-from command_line import refused
+from command_line import ENVIRONMENT, printed, refused
 
 from mta_kernels.operation import Operation
 from mtabench import registry
@@ -109,8 +109,7 @@ def test_a_call_that_runs_kernels_for_less_than_half_its_time_is_bound_by_launch
 
 
 def test_a_saved_report_is_shown_and_kept(mtabench, tmp_path):
-    code, out, err = mtabench("profile", "--ncu-report", REPORTS / "raw.csv", "--out", "kept")
-    assert (code, err) == (0, "")
+    out = printed(mtabench("profile", "--ncu-report", REPORTS / "raw.csv", "--out", "kept"))
     assert "_prepare_kernel: bound by L2: 81 % of its peak" in out
     assert "_band_kernel: bound by latency: tensor" not in out
     assert "_band_kernel: bound by latency: shared memory is busiest, at 39 %; warps wait for long scoreboard" in out
@@ -128,8 +127,7 @@ def test_a_saved_report_is_shown_and_kept(mtabench, tmp_path):
 
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
 def test_on_a_cpu_there_is_a_trace_and_a_table_of_operators(mtabench, tmp_path, pass_):
-    code, out, err = mtabench("profile", pass_, *SMALL, "--impl", "eager,sdpa-flash", "--out", "out")
-    assert (code, err) == (0, "")
+    out = printed(mtabench("profile", pass_, *SMALL, "--impl", "eager,sdpa-flash", "--out", "out"))
     assert "without ncu: " in out
     assert "bmm" in out
     traces = sorted((tmp_path / "out").glob("*.trace.json"))
@@ -181,13 +179,11 @@ def stand_in(folder, monkeypatch, body):
 
 
 def test_ncu_runs_the_cell_in_a_child_and_its_report_is_read(mtabench, tmp_path, monkeypatch):
-    root = Path(command.__file__).parents[2]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (root, root / "kernels"))))
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
     body = f"subprocess.run(child, check=True)\nshutil.copy({str(REPORTS / 'raw.csv')!r}, log)\n"
     stand_in(tmp_path, monkeypatch, body)
     monkeypatch.setitem(command.TOOLS, "ncu", lambda device: None)
-    code, out, err = mtabench("profile", "bwd", *SMALL, "--impl", "eager", "--tools", "ncu", "--out", "out")
-    assert (code, err) == (0, "")
+    out = printed(mtabench("profile", "bwd", *SMALL, "--impl", "eager", "--tools", "ncu", "--out", "out"))
     assert "_conv_attention_fwd_kernel: bound by L2: 60 % of its peak" in out
     cell = replace(CELL, pass_="bwd")
     whole = sum(one.memory_bytes for one in kernels().values())
@@ -199,8 +195,7 @@ def test_ncu_runs_the_cell_in_a_child_and_its_report_is_read(mtabench, tmp_path,
 def test_a_tool_that_fails_is_left_out_unless_it_was_named(mtabench, tmp_path, monkeypatch):
     stand_in(tmp_path, monkeypatch, "print('==ERROR== ERR_NVGPUCTRPERM - The user')\nsys.exit(1)\n")
     monkeypatch.setitem(command.TOOLS, "ncu", lambda device: None)
-    code, out, err = mtabench("profile", "fwd", *SMALL[:-1], "16,32", "--impl", "eager", "--out", "out")
-    assert (code, err) == (0, "")
+    out = printed(mtabench("profile", "fwd", *SMALL[:-1], "16,32", "--impl", "eager", "--out", "out"))
     assert out.count("without ncu from here on: the driver lets administrators alone") == 1
     assert len(list((tmp_path / "out").glob("*.trace.json"))) == 2
     code, _, err = mtabench("profile", "fwd", *SMALL, "--impl", "eager", "--tools", "ncu", "--out", "named")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from chart_cells import conv_cell, grid, write
+from command_line import refused
 from hostile_cells import poison
 from written_runs import case, rounds, write_run
 
@@ -44,9 +45,7 @@ def test_a_page_is_written_beside_the_run_and_only_a_report_is_replaced(run, tmp
     assert page.read_text().startswith("<!doctype html>")
     assert "<title>a on some, device</title>" in page.read_text()
     page.write_text("notes of a person\n")
-    code, _, err = run(path)
-    assert code == 2
-    assert f"{page} already exists and is no report of mtabench" in err
+    refused(run(path), f"{page} already exists and is no report of mtabench")
     assert page.read_text() == "notes of a person\n"
     assert run(path, "--overwrite", "--out", page)[0] == 0
     assert "person" not in page.read_text()
@@ -56,9 +55,7 @@ def test_a_page_is_written_beside_the_run_and_only_a_report_is_replaced(run, tmp
 def test_the_results_are_never_overwritten(run, tmp_path, taken):
     path = measured(tmp_path / "a.csv")
     before = (tmp_path / taken).read_bytes()
-    code, _, err = run(path, "--out", tmp_path / taken, "--overwrite")
-    assert code == 2
-    assert "is one of the files that are read" in err
+    refused(run(path, "--out", tmp_path / taken, "--overwrite"), "is one of the files that are read")
     assert (tmp_path / taken).read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -4,7 +4,7 @@ import gzip
 
 import numpy as np
 import pytest
-from command_line import contents, refused
+from command_line import contents, printed, refused
 from paired_runs import process_rounds
 from written_runs import case, rounds, write_run
 
@@ -48,8 +48,7 @@ def test_a_cell_in_two_files_is_refused_and_the_latest_taken_if_asked(mtabench, 
     cell = "fwd eager fp32 batch 1 heads 2 seq 128 head dim 16 conv 6x11 of some, device"
     refused(mtabench(*words), f"c.csv and a.csv both have {cell};", "--latest")
     assert contents(tmp_path) == before
-    code, out, _ = mtabench(*words, "--latest")
-    assert code == 0
+    out = printed(mtabench(*words, "--latest"))
     assert "1 cell in several files: the row that started last was taken" in out
     run = read_run(tmp_path / "all.csv")
     assert {cell.row["seq"]: cell.row["run_id"] for cell in run.cells.values()} == {64: "a", 128: "c"}
@@ -79,8 +78,7 @@ def test_select_and_merge_give_the_file_back(mtabench, files, tmp_path):
 
 def test_missing_samples_are_said(mtabench, files, tmp_path):
     samples_path(tmp_path / "b.csv").unlink()
-    code, out, _ = mtabench("results", "merge", "a.csv", "b.csv", "--out", "all.csv")
-    assert code == 0
+    out = printed(mtabench("results", "merge", "a.csv", "b.csv", "--out", "all.csv"))
     assert "b.csv has no b.samples.csv beside it: compare needs samples of every cell" in out
     assert len(lines(tmp_path / "all.samples.csv")) == 200
 

@@ -1,20 +1,16 @@
 """A time that did not settle is marked wherever it is shown, and a sweep beside another job says so."""
 
-import contextlib
-import os
+import itertools
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-import torch
 from chart_cells import conv_cell, figure, lines, plain_cell, said, texts, words, write
+from planted_sweeps import run, without_warm_up
 from written_runs import case, rounds, write_run
 
 from mtabench.charts.style import LIGHT
 from mtabench.measuring import timing
-from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.settled import (
     half_interval,
     half_interval_of,
@@ -28,8 +24,6 @@ from mtabench.measuring.statistics import median_interval
 from mtabench.measuring.timing import Settings, Timed, measure
 from mtabench.report.data import read_report
 from mtabench.results.results_file import read_file
-from mtabench.results.writer import Writer
-from mtabench.sweeps import sweep
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.settings import make_settings, measuring_words
 from mtabench.sweeps.table import line, settled_lines
@@ -159,42 +153,18 @@ def test_run_delays_are_read_by_thread_and_the_longest_wait_counts(tmp_path, mon
     assert run_delays_s() == {}  # a kernel that does not count
 
 
-@contextlib.contextmanager
-def a_job_on_the_core():
-    """This thread on one core, which a process that never rests has as well; torch takes no other."""
-    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    core = {min(cores)}
-    torch.set_num_threads(1)
-    with subprocess.Popen([sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"], stdout=-1) as job:
-        try:
-            os.sched_setaffinity(job.pid, core)
-            os.sched_setaffinity(0, core)
-            job.stdout.readline()
-            yield
-        finally:
-            os.sched_setaffinity(0, cores)
-            torch.set_num_threads(threads)
-            job.kill()
-
-
-@pytest.mark.skipif(not run_delays_s(), reason="this kernel does not count run delays")
-def test_a_sweep_beside_a_busy_process_marks_its_cells(tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.05)
-    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1, 12.0))
-    plan = make_plan(
-        Options("fwd", impl="eager", seq="64", head_dim="16", heads="2", conv="3x3", dtype="fp32", device="cpu")
-    )
-    shown = []
-    watcher = type("Watcher", (), {"doing": lambda self, text: None, "ended": lambda self, row: shown.append(row)})()
-    settings = Settings(samples_per_round=100, max_rounds=8, ci_target=0.5)  # however wide the interval
-    with a_job_on_the_core(), Writer(tmp_path / "a.csv") as writer:
-        sweep.run(plan, writer, settings, watcher)
+def test_a_sweep_whose_threads_wait_for_a_core_marks_its_cells(tmp_path, monkeypatch):
+    without_warm_up(monkeypatch)
+    waits = itertools.count(step=10.0)
+    monkeypatch.setattr(timing, "run_delays_s", lambda: {"1": next(waits)})
+    settings = Settings(max_rounds=2, ci_target=0.5)  # however wide the interval
+    _, watcher = run(tmp_path / "a.csv", "eager", settings=settings, seq="64")
     (row,) = read_file(tmp_path / "a.csv").rows()
     assert row["status"] == "ok"
     assert row["ci_target"] == "0.5"
     assert was_crowded(row)
     assert settled(row) is False
-    (text,) = settled_lines(shown, 20, 10.0)
+    (text,) = settled_lines(watcher.rows, 20, 10.0)
     assert text.startswith("1 of 1 cells did not settle (marked ~): threads waited for a core up to ")
 
 

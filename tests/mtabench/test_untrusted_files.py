@@ -1,11 +1,10 @@
 """Files that may come from a stranger: read whole and checked, or refused in one sentence; nothing in between."""
 
-import csv
-import io
 import os
 import signal
 from functools import partial
 
+import pandas as pd
 import pytest
 from command_line import refused
 from hypothesis import HealthCheck, example, given, settings
@@ -123,12 +122,9 @@ def test_whatever_is_written_is_read_again(tmp_path, ms, error, text):
 
 def changed(path, column, value, row=0):
     """Write something else into one field."""
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.reader(file))
-    lines[row + 1][lines[0].index(column)] = value
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    path.write_text(text.getvalue(), encoding="utf-8", newline="")
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    table.loc[row, column] = value
+    table.to_csv(path, index=False)
 
 
 @pytest.mark.parametrize(

@@ -120,22 +120,20 @@ def test_a_dout_that_a_library_cannot_take_is_said_and_not_given(monkeypatch):
     assert any(seen)
 
 
-def test_a_leak_from_the_future_is_found(monkeypatch):
-    """However small it is."""
-
+@pytest.mark.parametrize(
+    ("leaked", "check"),
+    [
+        (lambda q, v, out: 1e-9 * v.mean(2, keepdim=True).repeat_interleave(q.shape[1] // v.shape[1], 1), "error fwd"),
+        (lambda q, v, out: 1e-7 * out.mean(1, keepdim=True), "batch and heads apart"),
+    ],
+    ids=["from the future", "between heads"],
+)
+def test_a_leak_is_found_however_small_it_is(monkeypatch, leaked, check):
     def leak(q, k, v, weight, causal):
         out = conv_attention_reference(q, k, v, weight, causal=causal)
-        return out + 1e-9 * v.mean(2, keepdim=True).repeat_interleave(q.shape[1] // v.shape[1], 1)
+        return out + leaked(q, v, out)
 
-    assert "error fwd" in plant(monkeypatch, leak)
-
-
-def test_a_leak_between_heads_is_found(monkeypatch):
-    def leak(q, k, v, weight, causal):
-        out = conv_attention_reference(q, k, v, weight, causal=causal)
-        return out + 1e-7 * out.mean(1, keepdim=True)
-
-    assert "batch and heads apart" in plant(monkeypatch, leak)
+    assert check in plant(monkeypatch, leak)
 
 
 def test_another_shape_is_the_reason_of_every_check(monkeypatch):

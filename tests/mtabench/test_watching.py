@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import written_runs
+from command_line import ENVIRONMENT
 from planted_sweeps import made_up_ceilings
 from rich.console import Console
-from written_runs import ENVIRONMENT, case, rounds
+from written_runs import case, rounds
 
 from mtabench.commands.show import print_rows
 from mtabench.console import PipeTolerantWriter, make_console
@@ -21,7 +23,7 @@ from mtabench.results.rows import RunFacts, cell_row, timed_row
 from mtabench.sweeps import table
 from mtabench.sweeps.table import Watcher
 
-FACTS = RunFacts("a", "2026-01-02T03:04:05Z", ENVIRONMENT)
+FACTS = RunFacts("a", "2026-01-02T03:04:05Z", written_runs.ENVIRONMENT)
 KEYS = [key_of(case(seq)) for seq in (64, 128, 256)]
 
 
@@ -63,7 +65,7 @@ def test_a_terminal_has_a_line_a_cell_and_a_bar_with_the_time_left_that_fits(mon
 
 def test_a_log_says_who_measured_each_cell_and_nothing_else():
     console = Console(file=io.StringIO(), width=200)
-    facts = RunFacts("a", "", ENVIRONMENT | {"worker": "node1 GPU 3"})
+    facts = RunFacts("a", "", written_runs.ENVIRONMENT | {"worker": "node1 GPU 3"})
     with Watcher(console, 2, []) as shown:
         shown.doing("verifying")
         shown.working("node1 GPU 0", "timing")
@@ -97,12 +99,10 @@ def test_printing_goes_on_when_nobody_reads(capsys):
 def test_a_sweep_goes_on_when_head_has_seen_enough(tmp_path):
     """Of standard output and standard error."""
     made_up_ceilings(tmp_path)
-    root = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'kernels'}"}
     words = "fwd --device cpu --impl eager --head-dim 16 --heads 2 --conv 3x3 --rounds 2 --seq 16,32,48 --out out.csv"
     process = subprocess.Popen(
         [sys.executable, "-m", "mtabench", *words.split()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=environment, cwd=tmp_path,
+        env=ENVIRONMENT, cwd=tmp_path,
     )  # fmt: skip
     assert process.stdout.readline() == "fwd sweep\n"
     process.stdout.close()

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import make_runner
+from command_line import make_runner, printed
 from rich.cells import cell_len
 from rich.text import Text
 from written_runs import case, rounds, write_run
@@ -29,9 +29,7 @@ def at(monkeypatch, capsys, tmp_path):
     """Runs a command on a terminal of so many columns; its output."""
 
     def run(columns, words):
-        code, out, err = make_runner(monkeypatch, capsys, tmp_path, columns)(*words)
-        assert (code, err) == (0, ""), err
-        return out
+        return printed(make_runner(monkeypatch, capsys, tmp_path, columns)(*words))
 
     return run
 

@@ -2,17 +2,15 @@
 
 import csv
 import json
-import os
 import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from textwrap import indent
 
 import pytest
 import torch
-from command_line import refused
+from command_line import ENVIRONMENT, printed, refused
 from own_cases import EXAMPLES, OWN, TINY, forget
 from paired_runs import git
 from written_runs import case, rounds, write_run
@@ -24,8 +22,6 @@ from mtabench.problem.inputs import use_full_float32
 from mtabench.registry import name_of, typed_as
 from mtabench.report.data import COMMAND
 from mtabench.results.results_file import read_file
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -124,8 +120,7 @@ def test_what_a_file_sets_for_the_process_holds_for_its_own_calls_alone(mtabench
     here: dict = {}
     exec(READS, here)
     before, gradients = here["state"](), torch.is_grad_enabled()
-    code, out, err = mtabench("fwd", "--impl", "./sets.py:f,./spared.py:f", *TINY, "--out", "a.csv")
-    assert code == 0, (out, err)
+    printed(mtabench("fwd", "--impl", "./sets.py:f,./spared.py:f", *TINY, "--out", "a.csv"))
     assert [row["status"] for row in csv.DictReader((tmp_path / "a.csv").open())] == ["ok", "ok"]
     monkeypatch.setattr(verify, "SHAPES", {"cpu": (CheckedShape(1, 2, 1, 17, 16, 3, 3),)})
     monkeypatch.setattr(verify, "LONG_SHAPES", {"cpu": ()})
@@ -184,11 +179,9 @@ def test_a_stranger_s_results_load_nothing(mtabench, tmp_path):
                 "report base.csv --out page.html", "show base.csv --markdown", "dashboard . --out site",
                 "results merge base.csv head.csv --latest --out all.csv"]  # fmt: skip
     for command in commands:
-        code, out, err = mtabench(*command.split())
-        assert code == 0, (command, out, err)
+        printed(mtabench(*command.split()))
     assert not (tmp_path / "ran").exists()
-    code, _, err = mtabench("fwd", "--impl", "evil:attention", "--dry-run")
-    assert code == 2
+    assert mtabench("fwd", "--impl", "evil:attention", "--dry-run")[0] == 2
     assert not (tmp_path / "ran").exists()
 
 
@@ -199,8 +192,7 @@ def test_from_files_to_rows_chart_and_comparison(mtabench, tmp_path):
         shutil.copy(EXAMPLES / name, tmp_path)
     typed = "./triton_attention.py:attention,./my_attention.py:attention,sdpa-math"
     for name in ("base", "head"):
-        code, out, err = mtabench("fwd", "--impl", typed, *TINY, "--out", f"{name}.csv")
-        assert code == 0, (out, err)
+        printed(mtabench("fwd", "--impl", typed, *TINY, "--out", f"{name}.csv"))
     rows = {row["impl"]: row for row in csv.DictReader((tmp_path / "base.csv").open())}
     assert list(rows) == [triton, own, "sdpa-math"]
     ready = [own] if torch.cuda.is_available() else [triton, own]  # the interpreter, which is no timing
@@ -209,8 +201,7 @@ def test_from_files_to_rows_chart_and_comparison(mtabench, tmp_path):
         assert float(rows[name]["rel_error"]) < 1e-5
         assert rows[name]["executed_tflops"]
     assert (rows[own]["git_sha"], rows[own]["git_dirty"]) == ("", "")  # of no checkout, whatever mtabench is of
-    code, out, _ = mtabench("plot", "base.csv", "--kind", "time", "--formats", "svg", "--out", "charts")
-    assert code == 0
+    printed(mtabench("plot", "base.csv", "--kind", "time", "--formats", "svg", "--out", "charts"))
     assert own in next((tmp_path / "charts").glob("*.svg")).read_text()
     code, out, _ = mtabench("compare", "base.csv", "head.csv", "--fail-on", "broken")
     assert code in (0, 3), out  # 3 if the noise of this machine hides every cell
@@ -218,8 +209,7 @@ def test_from_files_to_rows_chart_and_comparison(mtabench, tmp_path):
     words = shlex.split(rows[own]["repro"])
     assert "--impl ./my_attention.py:attention " in rows[own]["repro"]
     assert COMMAND.fullmatch(rows[own]["repro"])  # so a report shows it
-    code, out, err = mtabench(*words[1:], "--out", "again.csv", "--no-plot")
-    assert code == 0, (out, err)
+    printed(mtabench(*words[1:], "--out", "again.csv", "--no-plot"))
 
 
 @pytest.mark.slow
@@ -236,8 +226,7 @@ def test_verify_says_what_is_right_and_what_was_not_checked(mtabench, tmp_path, 
     monkeypatch.setattr(verify, "SHAPES", small)
     monkeypatch.setattr(verify, "LONG_SHAPES", {**small, "interpreter": small["cpu"]})
     shutil.copy(OWN, tmp_path / "own.py")
-    code, out, _ = mtabench("verify", "--impl", "own.py:without_gradient", "--device", "cpu")
-    assert code == 0
+    out = printed(mtabench("verify", "--impl", "own.py:without_gradient", "--device", "cpu"))
     assert out.count("own:without_gradient not checked: own:without_gradient has no backward") == 1
     code, out, _ = mtabench("verify", "--impl", "own.py:raises", "--device", "cpu")
     assert code == 4
@@ -255,8 +244,7 @@ def test_a_kernel_of_some_shapes_is_verified_at_those_and_refuses_others(mtabenc
     assert code == 5
     assert "not checked: own:of_head_dim_64 refuses it: causal heads of 64 alone, not 16" in " ".join(out.split())
     assert "--head-dim, --kv-heads, --seq and --causal choose shapes" in err
-    code, out, _ = mtabench("verify", *words, "--head-dim", "64", "--causal", "--seq", "12,18", "--json")
-    assert code == 0
+    out = printed(mtabench("verify", *words, "--head-dim", "64", "--causal", "--seq", "12,18", "--json"))
     found = json.loads(out)["data"]
     assert {check["shape"] for check in found["checks"]} == {
         f"fp{n} 2 x 2 x {m} x 64" for n in (16, 32) for m in (12, 18)
@@ -295,12 +283,10 @@ def make_project(tmp_path, sleep=0.0):
 @pytest.mark.slow
 def test_a_project_s_own_kernels_are_gated_by_real_processes(tmp_path):
     folder = make_project(tmp_path, sleep=0.05)
-    paths = [str(ROOT), str(ROOT / "kernels")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     words = ["ab", "--base", "HEAD~1", "--pairs", "3", "--threshold", "50%", "--out", str(tmp_path / "out"), "fwd"]
     done = subprocess.run(
         [sys.executable, "-m", "mtabench", *words, "--impl", "./mine.py:attention", *TINY[:-1]],
-        cwd=folder / "kernels", env=environment, capture_output=True, text=True, timeout=600,
+        cwd=folder / "kernels", env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 1, done
     assert "mine:attention" in next(x for x in done.stdout.splitlines() if "slower" in x)

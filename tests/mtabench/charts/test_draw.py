@@ -6,7 +6,7 @@ from functools import partial
 import matplotlib as mpl
 import pytest
 from chart_cells import conv_cell, faults, figures, oom, plain_cell, texts, title, words, write
-from command_line import refused
+from command_line import printed, refused
 from matplotlib.figure import Figure
 
 from mtabench.charts import KINDS, draw
@@ -68,8 +68,7 @@ def test_every_kind_that_the_results_can_give_is_drawn_and_printed(plot, tmp_pat
     """As empty figures: each kind is drawn below."""
     monkeypatch.setattr("mtabench.charts.make_figure", lambda *_: Figure())
     write(tmp_path / "a.csv", [*everything(), *ladder()])
-    code, out, err = plot("a.csv", "--formats", "svg")
-    assert (code, err) == (0, "")
+    out = printed(plot("a.csv", "--formats", "svg"))
     decode = [kind for kind in KINDS if kind not in ("ladder", "overhead", "share")]
     expected = ["fwd-time.svg", "fwd-ladder.svg", *(f"decode-{kind}.svg" for kind in decode)]
     assert sorted(out.splitlines()) == sorted(f"a-charts/{name}" for name in expected)
