@@ -80,7 +80,7 @@ def cuda_stages(
         monkeypatch.setattr(bands, "CONVOLVE", bands.BandSizes(20, 3, 1))
         monkeypatch.setattr(bands, "GRADIENTS", bands.BandSizes(20, 2, 1))
         for name, walk in heads.WALKS.items():
-            many = name in ("heads", "rebuild")  # so that the first and the last of a run see other blocks of keys
+            many = name == "heads"  # so that the first and the last of a run see other blocks of keys
             monkeypatch.setitem(heads.WALKS, name, replace(walk, rows=140 if many else 20))
         if played == "rows":
             monkeypatch.setattr(cuda_rows, "CLUSTERS", (2,))  # blocks that share a row
