@@ -97,11 +97,11 @@ def test_what_is_right_on_an_idle_device_only_is_said_to_work_on_another_stream(
     """As it is on a GPU, whose stream is busy when a call is made."""
     one = own("attention")
     inputs = make_inputs(one, 0)
-    judge = Judge(one, inputs, 0)
+    judging = Judge(one, inputs, 0)
     closure = implementation_of(one).build(one, inputs)
-    early = judge.first(lambda probe: 0 * closure(), lambda probe: closure())
+    early = judging.first(lambda probe: 0 * closure(), lambda probe: closure())
     assert (early.ok, early.reason) == (False, judge.EARLY)
-    assert "against float64" in judge.first(lambda probe: 0 * closure(), lambda probe: 0 * closure()).reason
+    assert "against float64" in judging.first(lambda probe: 0 * closure(), lambda probe: 0 * closure()).reason
 
 
 def test_a_result_that_changes_until_the_device_is_idle_is_late(monkeypatch):
