@@ -101,6 +101,8 @@ def test_tiles_of_triton_fit_every_gpu(gpu: PlannedGpu, size: int) -> None:
             for short in (False, True):
                 tiles = forward_config(depth=depth, block_d=block_d, short=short, **limits)
                 assert tiles.shared_memory(depth, block_d, size) <= gpu.shared_memory
+                with pytest.raises(ValueError, match="need more than the 9999 bytes of shared memory"):
+                    forward_config(depth=depth, block_d=block_d, short=short, **limits | {"shared_memory": 9999})
 
 
 OUTSIDE = "taps are outside 1x1 to"

@@ -99,9 +99,7 @@ class BackwardScratch(NamedTuple):
     """Where the parts of the scratch begin, after p and ds, and where it ends, in bytes."""
 
     stored: int  # p and ds `[2, slots, pitch / 32, rows of a chunk, 32]`, in q's dtype
-    prepared: dict[
-        str, int
-    ]  # what prepare.cu writes, by the names of `HopperPreparation` and `HopperBackwardArguments`
+    prepared: dict[str, int]  # what prepare.cu writes, by the names that both argument structures have for it
     ds_unit: int
     counters: int  # of the scheduler, and one a query head
     dweight: int  # of each block of rows and warpgroup

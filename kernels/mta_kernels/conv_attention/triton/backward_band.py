@@ -6,7 +6,6 @@ from collections.abc import Hashable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -201,35 +200,31 @@ def add_band(
     """Add what the scores of the causal band contribute to the gradients; returns the weight's, float32.
 
     `band [B*Hq, M, pitch]` float32, of which the first `width` columns count, up to the first key;
-    `dq [B*Hq, M, D]`, `dv [B*Hq, N, D]` and `dk [B*Hkv, N, D]` float32. q and dq, k and dk may have rows before
-    these, which the convolution alone reads.
+    `dq [B*Hq, M, D]`, `dv [B*Hq, N, D]` and `dk [B*Hkv, N, D]` float32.
     """
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
-    own_rows = grad_out.shape[2]
     query_taps, key_taps = weight.shape[1:]
     near_width = query_taps + key_taps - 2
     near_pitch, band_pitch = max(16, next_power_of_2(near_width)), band.shape[2]
     group, precision = heads // kv_heads, dot_precision(q.dtype)
 
-    def strip(rows: int, pitch: int) -> Tensor:
-        return empty(batch * heads, rows, pitch, dtype=torch.float32, device=q.device)
+    def strip(pitch: int) -> Tensor:
+        return empty(batch * heads, query_rows, pitch, dtype=torch.float32, device=q.device)
 
     def strip_blocks(width: int) -> dict[str, Any]:
         block_q = max(16, next_power_of_2(width - 1))  # the keys reach back width - 1
         sizes = {"BLOCK_D": 32 if q.element_size() == 4 else 64, "BLOCK_Q": block_q, "BLOCK_K": 2 * block_q}
         return sizes | {"PRECISION": precision, "num_warps": block_q // 8}
 
-    p, band_grad = strip(own_rows, band_pitch), strip(own_rows, band_pitch)
-    near, near_grad = strip(query_rows, near_pitch), strip(query_rows, near_pitch)
+    p, band_grad = strip(band_pitch), strip(band_pitch)
+    near, near_grad = strip(near_pitch), strip(near_pitch)
     blocks = strip_blocks(width)
     launch(
-        _band_gradients_kernel, cdiv(own_rows, blocks["BLOCK_Q"]) * batch * heads, signature,
+        _band_gradients_kernel, cdiv(query_rows, blocks["BLOCK_Q"]) * batch * heads, signature,
         grad_out, v, band, logsumexp, delta, loss_scale, spans, p, band_grad, *grad_out.stride(), *v.stride(),
-        heads, group, own_rows, v.shape[2], head_dim, SPANS=spans is not None, BAND=width, PITCH=band_pitch, **blocks,
+        heads, group, query_rows, key_rows, head_dim, SPANS=spans is not None, BAND=width, PITCH=band_pitch, **blocks,
     )  # fmt: skip
-    if query_rows != own_rows:  # the rows before have no scores of their own
-        band_grad = F.pad(band_grad, (0, 0, query_rows - own_rows, 0))
     blocks = strip_blocks(near_width)
     launch(
         _near_scores_kernel, cdiv(query_rows, blocks["BLOCK_Q"]) * batch * heads, signature,

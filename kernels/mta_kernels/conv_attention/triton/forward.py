@@ -162,7 +162,7 @@ def forward_config(
 ) -> ForwardConfig:  # fmt: skip
     """Tile sizes for a GPU of this capability, from 8.0 on, that fit in `shared_memory` bytes a program.
 
-    `short` is whether the call is causal and has fewer keys than KEYS_OF_WIDE_TILES.
+    Raises ValueError if none does. `short` is whether the call is causal and has fewer keys than KEYS_OF_WIDE_TILES.
     """
     configs = []  # the fastest first, as far as they were measured
     if element_size == 4:
@@ -184,7 +184,13 @@ def forward_config(
             ForwardConfig(128, 64 if block_d <= 128 else 32, 64, False, 8, 3, 2),
             ForwardConfig(64, 64 if block_d <= 128 else 32, 64, False, 4, 2, 2),
         ]
-    return next(x for x in configs if x.shared_memory(depth, block_d, element_size) <= shared_memory)
+    for config in configs:
+        if config.shared_memory(depth, block_d, element_size) <= shared_memory:
+            return config
+    raise ValueError(
+        f"the smallest tiles for depth {depth} and head_dim up to {block_d} need more than "
+        f"the {shared_memory} bytes of shared memory of this GPU; backend='reference' needs none"
+    )
 
 
 def value_block(v: Tensor) -> int:
