@@ -243,7 +243,7 @@ TABLE: tuple[ResultColumn, ...] = (
         Field(fields.optional(fields.count), kind="whole"), value=_splits_used,
     ),
     ResultColumn(
-        "kernels", "our kernels that the call launches on this GPU, in order, each once; empty on a CPU",
+        "kernels", "our CUDA C++ and Triton kernels that the call launches on this GPU, in order, each once",
         value=_kernels, since=10,
     ),
     ResultColumn(

@@ -49,17 +49,18 @@ def test_lines_name_the_splits():
 
 
 @pytest.mark.parametrize(
-    ("impl", "kernels"),
+    ("pass_", "impl", "kernels"),
     [
-        ("auto", "hopper_prepare hopper_forward"),
-        ("hopper", "hopper_prepare hopper_forward"),
-        ("triton", "_near_scores_kernel _band_kernel _prepare_kernel _conv_attention_fwd_kernel"),
-        ("eager", None),
+        ("fwd", "auto", "hopper_prepare hopper_forward"),
+        ("bwd", "auto", "hopper_prepare hopper_backward backward_exact"),
+        ("decode", "cuda", "cuda_decode"),
+        ("fwd", "triton", "_near_scores_kernel _band_kernel _prepare_kernel _conv_attention_fwd_kernel"),
+        ("fwd", "eager", None),
     ],
 )
-def test_a_row_names_the_kernels_of_its_plan(monkeypatch, impl, kernels):
+def test_a_row_names_the_kernels_of_its_plan(monkeypatch, pass_, impl, kernels):
     monkeypatch.setattr(plans, "gpu_like", lambda device: plans.H200)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    case = Case("fwd", impl, Operation.of((6, 11), 64), "bf16", 1, 16, 16, 4096, 64, None, "cuda")
+    case = Case(pass_, impl, Operation.of((6, 11), 64), "bf16", 1, 16, 16, 4096, 64, None, "cuda")
     rows = [cell_row(case, RunFacts("first", "", {}), status) for status in ("ok", "oom")]
     assert [row["kernels"] for row in rows] == [kernels, None]
