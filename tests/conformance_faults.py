@@ -265,6 +265,7 @@ BY_FILE = {
     },
     (ROWS, f"{OF_ROWS}copies.cuh"): {
         "stored too soon": ("barrier_wait(shared + DONE_AT + 8 * going.stage, going.round);", ""),
+        "no wait for a lane that still waits": ("    __syncwarp();  // of no bytes", "    // of no bytes"),
         "a load over a store": ("            stores_wait();\n            waiting--;", "            waiting--;"),
     },
     (ROWS, f"{OF_ROWS}sums.cuh"): {"one slot for sums": ("received.next(2);", "received.next(1);")},

@@ -9,8 +9,8 @@
 DEVICE void load_row(const Arguments& args, const Row& row, uint32_t shared, int stage) {
     const int bytes = (row.stop - row.start) * 2, lane = thread_index() % 32;
     const uint32_t full = shared + FULL_AT + 8 * stage;
+    __syncwarp();  // of no bytes the stage is full at once: a lane that still waits for it would miss the next phase
     if (lane == 0) barrier_expect(full, bytes * HEADS * OPERANDS);
-    __syncwarp();
     if (bytes == 0) return;
 #pragma unroll 1
     for (int operand = 0; operand < OPERANDS; operand++)
