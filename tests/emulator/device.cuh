@@ -124,8 +124,7 @@ constexpr uint64_t bytes_on(int bytes) { return (uint64_t)(int64_t)(bytes >> 4);
 inline void products_begin() {}
 inline void products_commit() { emulator::commit(); }
 template <int Pending> void products_wait() {
-    emulator::complete(Pending);
-    emulator::meet(101, emulator::thread / 128, 128);  // a group completes for the whole warpgroup
+    if (emulator::complete(Pending)) emulator::meet(101, emulator::thread / 128, 128);  // they complete for the whole warpgroup
 }
 template <int N> void products_wait_for(float (&)[N]) { products_wait<0>(); }
 template <int Accumulators, class Element> struct Product {

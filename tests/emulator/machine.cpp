@@ -29,6 +29,10 @@ struct Work {  // a task, or a product and its a, if that is in registers
     Product product;
     float rows[2][16];
 };
+struct Group {
+    std::vector<Work> work;
+    bool multiplies;
+};
 using Place = void*[5];  // of __builtin_setjmp
 struct Fiber {
     bool started = false, done = false;        // what the scheduler looks at lies together
@@ -37,8 +41,8 @@ struct Fiber {
     bool (*may_go_on)(const void*) = nullptr;  // must be true of `condition` before it is resumed
     const void* condition;
     Place resume;
-    std::vector<Work> issued;              // not committed yet
-    std::deque<std::vector<Work>> groups;  // committed, and not waited for
+    std::vector<Work> issued;  // not committed yet
+    std::deque<Group> groups;  // committed, and not waited for
     ucontext_t start;
 };
 struct Rendezvous {
@@ -293,13 +297,19 @@ void load_matrices(uint32_t (&values)[4], uint32_t address) {
 
 void issue(const Task& task) { self->issued.push_back({task}); }
 void commit() {
-    self->groups.push_back(std::move(self->issued));
+    const bool multiplies = !self->issued.empty() && !self->issued[0].task.run;
+    self->groups.push_back({std::move(self->issued), multiplies});
     self->issued.clear();
     if (coin())
-        for (auto& group : self->groups) execute(group);
+        for (Group& group : self->groups) execute(group.work);
 }
-void complete(int pending) {
-    for (; (int)self->groups.size() > pending; self->groups.pop_front()) execute(self->groups.front());
+bool complete(int pending) {
+    bool multiplied = false;
+    for (; (int)self->groups.size() > pending; self->groups.pop_front()) {
+        multiplied |= self->groups.front().multiplies;
+        execute(self->groups.front().work);
+    }
+    return multiplied;
 }
 void do_issued() { execute(self->issued); }
 
@@ -316,7 +326,11 @@ void barrier_expect(uint32_t barrier, int bytes) {
 bool barrier_done(uint32_t barrier, int parity) { return has_completed(block->barriers.at(barrier), parity); }
 void barrier_wait(uint32_t barrier, int parity) {
     const Barrier& state = block->barriers.at(barrier);
-    wait_until([&] { return has_completed(state, parity); });
+    const long first = state.phases;
+    wait_until([&] {
+        if (state.phases > first + 1) fail("a thread missed the phase of an mbarrier that it waits for");
+        return has_completed(state, parity);
+    });
 }
 void wait_for_count(const int* counter, int count) {
     wait_until([=] { return *counter >= count; });

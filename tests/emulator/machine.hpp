@@ -57,7 +57,7 @@ void load_matrices(uint32_t (&values)[4], uint32_t address);
 // Work of a thread in groups: issued, committed, then at some time executed, at the latest by a wait.
 void issue(const Task& task);
 void commit();
-void complete(int pending);  // until at most so many groups are left
+bool complete(int pending);  // until at most so many groups are left; whether one that completed has products
 void do_issued();
 
 // mbarriers, and copies that count on them

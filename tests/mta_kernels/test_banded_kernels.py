@@ -84,6 +84,14 @@ def test_chunks_wait_until_the_products_of_scratch_are_done(kernels: Kernels, mo
     kernels.check(inputs(1, 3, 3, 250, 16, (6, 11)), seeds=(11, 2, 23, 5, 15))
 
 
+@of_hopper
+def test_a_warp_that_falls_behind_misses_no_phase(kernels: Kernels, monkeypatch) -> None:
+    """Of more stages than the ring has, of which the first has no products for the second warp group."""
+    chunks_of(monkeypatch, 4 * A_BLOCK, 2**30)
+    monkeypatch.setattr(backward_plan, "FEWEST_SLOTS", 1)
+    kernels.check(inputs(1, 1, 1, 340, 16, (6, 11)), seeds=(19, 22))
+
+
 @pytest.mark.parametrize("row", [30, 90])
 def test_warpgroups_that_share_scores_agree_on_their_range(kernels: Kernels, row: int) -> None:
     """One long query, orthogonal to all keys: alone, its warpgroup would divide its queries to keep scores in fp16."""

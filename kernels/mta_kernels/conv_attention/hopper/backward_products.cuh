@@ -88,6 +88,7 @@ DEVICE void add_products(const Arguments& args, const Block& block, const BlockW
         block.products.wait(iteration);
         if (own_slabs >= 2) multiply_slabs<2>(sums, left + of_stage, right + of_stage);
         else if (own_slabs == 1) multiply_slabs<1>(sums, left + of_stage, right + of_stage);
+        else warpgroup_barrier(warpgroup + 1);  // without products: a warp that still waits would miss the stage's next phase
         products_commit();
         products_wait<1>();
         if (iteration > work.iteration && thread == 0) block.products.release(iteration - 1);
