@@ -46,12 +46,14 @@ class Kind:
     """One sort of chart, a file in `kinds`, whose name is its word on the command line and in the names of charts.
 
     `chart` receives the cells of one pass and setting. It returns None if they cannot make this chart; `needs` then
-    says what would be needed. Kinds are drawn in the order of `place`.
+    says what would be needed. Kinds are drawn in the order of `place`. A `heading` gives it a section of that name on
+    the page of `mtabench report`, if its panels tell `Look.gid` which rows they show.
     """
 
     needs: str
     chart: Callable[[pd.DataFrame], Chart | None]
     place: int = 99
+    heading: str = ""
 
 
 def titled(cells: pd.DataFrame, finding: str, plain: str) -> str:

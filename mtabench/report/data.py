@@ -43,21 +43,16 @@ COMMAND = re.compile(
 Row = Mapping[str, str]
 MOST_CELLS = 5000  # on the page; a sentence says if there are more
 NO_DETAIL = ("schema_version", "reason", "repro")  # columns that the details of a cell leave out, or say otherwise
-CHARTS = {"overhead": "Time over that of plain attention", "time": "Time", "speedup": "Speedup"}
 SECTION = """
 <section id="{name}-section" aria-labelledby="{name}-title">
 <h2 id="{name}-title">{title}</h2>
 <div id="{name}"></div>
 </section>
 """
-BODY = "".join(
-    [
-        '<p id="facts" class="quiet"></p>\n<dl id="figures" class="figures"></dl>\n<div id="notes"></div>\n',
-        '<div id="filters" class="filters-sticky"></div>\n',
-        *(SECTION.format(name=name, title=title) for name, title in CHARTS.items()),
-        *(SECTION.format(name=title.lower(), title=title) for title in ("Summary", "Cells", "Commands")),
-    ]
-)
+HEAD = """<p id="facts" class="quiet"></p>
+<dl id="figures" class="figures"></dl>
+<div id="notes"></div><div id="filters" class="filters-sticky"></div>
+"""
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 FONT = "system-ui, 'DejaVu Sans', sans-serif"
 
@@ -183,12 +178,17 @@ def command_of(row: Row) -> str:
 def html_page(report: Report) -> str:
     """The page."""
     scripts = ("table.js", "report-charts.js", "report.js")
-    return build_page(report.title, BODY, page_data(report), scripts, styles=("report.css",))
+    data = page_data(report)
+    headings = {name: KINDS[name].heading for name in data["kinds"]}
+    headings |= {heading.lower(): heading for heading in ("Summary", "Cells", "Commands")}
+    body = HEAD + "".join(SECTION.format(name=name, title=heading) for name, heading in headings.items())
+    return build_page(report.title, body, data, scripts, styles=("report.css",))
 
 
 def page_data(report: Report) -> dict[str, Any]:
     """What the page shows, in JSON's types."""
     notes, view = list(report.notes), report.view
+    kinds = [name for name, kind in KINDS.items() if kind.heading]
     if len(report.rows) > MOST_CELLS:
         notes.append(f"The page shows the first {MOST_CELLS:,} of {len(report.rows):,} cells; the summary is of all.")
     return {
@@ -206,7 +206,8 @@ def page_data(report: Report) -> dict[str, Any]:
             }
             for column in view.columns
         ],
-        "charts": embedded_charts(report.cells, tuple(CHARTS)) if len(report.cells) else [],
+        "kinds": kinds,
+        "charts": embedded_charts(report.cells, kinds) if len(report.cells) else [],
         "cells": _by_column([_cell(report, number) for number in range(min(len(report.rows), MOST_CELLS))]),
         "legends": [f"{column.name}: {column.legend}" for column in view.columns if column.legend],
     }

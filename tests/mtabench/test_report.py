@@ -1,6 +1,7 @@
 """`mtabench report`: which files it writes, and what they say."""
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,9 +11,10 @@ from command_line import refused
 from hostile_cells import poison
 from written_runs import case, rounds, write_run
 
+from mtabench.charts import KINDS
 from mtabench.charts.text import TIMES
 from mtabench.report import data as report_data
-from mtabench.report.data import command_of, page_data, read_report
+from mtabench.report.data import command_of, html_page, page_data, read_report
 from mtabench.results.results_file import read_file
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +120,15 @@ def test_a_large_figure_has_its_interval_and_no_digit_that_it_hides(tmp_path):
     shown = [(one.value, one.interval) for one in report.figures]
     assert shown[:2] == [("7\N{MULTIPLICATION SIGN}", "± 21 %"), ("1 ms", "± 15 %")]
     assert "Forward: triton is 7\N{MULTIPLICATION SIGN} as fast as eager at 1k tokens" in report.summary
+
+
+def test_a_kind_of_chart_with_a_heading_has_a_section_on_the_page(tmp_path, monkeypatch):
+    monkeypatch.setitem(KINDS, "memory", replace(KINDS["memory"], heading="Peak memory"))
+    report = read_report(write(tmp_path / "a.csv", [conv_cell("triton", 1024, 1.0, peak_memory_mb=5)]))
+    data = page_data(report)
+    assert [kind for kind in data["kinds"] if kind in ("speedup", "memory")] == ["speedup", "memory"]
+    assert [chart["kind"] for chart in data["charts"]] == ["time", "memory"]
+    assert '<h2 id="memory-title">Peak memory</h2>' in html_page(report)
 
 
 def test_charts_that_are_too_large_are_a_note(tmp_path):

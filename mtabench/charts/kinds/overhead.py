@@ -32,4 +32,4 @@ def chart(cells: pd.DataFrame) -> Chart | None:
 
 
 NEEDS = "a time of plain attention beside one of conv attention, other than the baseline's, at the same shape"
-KIND = Kind(NEEDS, chart, place=0)
+KIND = Kind(NEEDS, chart, place=0, heading="Time over that of plain attention")

@@ -49,4 +49,4 @@ def _finding(cells: pd.DataFrame) -> str:
     return f"{words} {where(mine, cells)}" if len(mine) == 1 else words
 
 
-KIND = Kind("a timed baseline, and a speedup of another implementation over it", chart, place=2)
+KIND = Kind("a timed baseline, and a speedup of another implementation over it", chart, place=2, heading="Speedup")

@@ -19,4 +19,4 @@ def chart(cells: pd.DataFrame) -> Chart | None:
     return line_chart(cells, shown, title, YAxis("time (ms)"), BANDS)
 
 
-KIND = Kind("a cell of any implementation", chart, place=1)
+KIND = Kind("a cell of any implementation", chart, place=1, heading="Time")

@@ -4,7 +4,7 @@
 "use strict";
 
 function makeReportCharts(data, cells) {
-  const sections = ["overhead", "time", "speedup"].map((kind) => makeSection(kind, data.charts.filter((chart) => chart.kind === kind)));
+  const sections = data.kinds.map((kind) => makeSection(kind, data.charts.filter((chart) => chart.kind === kind)));
 
   function makeSection(kind, charts) {
     const section = document.getElementById(`${kind}-section`);

@@ -5,11 +5,12 @@ from functools import partial
 
 import matplotlib as mpl
 import pytest
-from chart_cells import conv_cell, faults, figures, oom, plain_cell, texts, title, words, write
+from chart_cells import charts_of, conv_cell, faults, figures, oom, plain_cell, texts, title, words, write
 from command_line import printed, refused
 from matplotlib.figure import Figure
 
 from mtabench.charts import KINDS, draw
+from mtabench.charts.data import read_cells
 from mtabench.charts.style import DARK
 from mtabench.errors import UsageError
 from mtabench.results.columns import TABLE
@@ -36,13 +37,16 @@ def sweep(tmp_path):
 
 def everything():
     """Decode cells that give every kind of chart but the ladder, the overhead and the share."""
-    measured = {
+    later = (column for column in TABLE if column.role == "measured" and column.since and column.field.numeric)
+    measured = dict.fromkeys((column.name for column in later), 1) | {
         "useful_tflops": 3,
         "gbytes_s": 2000,
         "fraction_of_roofline": 0.5,
         "peak_memory_mb": 5,
         "rel_error": 0.01,
-    } | {column.name: 1 for column in TABLE if column.since > 4 and column.field.numeric}
+        "run_delay": 0,
+        "read_gbytes_s": 4000,
+    }
     for conv_q, conv_k, head_dim in ((3, 3, 64), (6, 11, 64), (6, 11, 128)):
         shape = {"pass": "decode", "conv_q": conv_q, "conv_k": conv_k, "head_dim": head_dim} | measured
         for seq in (1024, 4096):
@@ -67,10 +71,11 @@ def ladder():
 def test_every_kind_that_the_results_can_give_is_drawn_and_printed(plot, tmp_path, monkeypatch):
     """As empty figures: each kind is drawn below."""
     monkeypatch.setattr("mtabench.charts.make_figure", lambda *_: Figure())
+    decode = read_cells([write(tmp_path / "a.csv", everything())])
+    kinds = [kind for kind in KINDS if charts_of(decode, kind)]
     write(tmp_path / "a.csv", [*everything(), *ladder()])
     out = printed(plot("a.csv", "--formats", "svg"))
-    decode = [kind for kind in KINDS if kind not in ("ladder", "overhead", "share")]
-    expected = ["fwd-time.svg", "fwd-ladder.svg", *(f"decode-{kind}.svg" for kind in decode)]
+    expected = ["fwd-time.svg", "fwd-ladder.svg", *(f"decode-{kind}.svg" for kind in kinds)]
     assert sorted(out.splitlines()) == sorted(f"a-charts/{name}" for name in expected)
     assert all((tmp_path / path).read_text().startswith("<?xml") for path in out.splitlines())
 
@@ -237,8 +242,8 @@ def test_texts_neither_overlap_nor_leave_the_chart(tmp_path, name):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_of_every_kind_neither_overlap_nor_leave_the_chart(tmp_path, kind):
-    plain = [plain_cell("sdpa-flash", 1024, 4.0, **{"pass": "decode"})] if kind == "overhead" else []
-    cells = {"ladder": ladder, "share": models}.get(kind, everything)()
-    path = write(tmp_path / "a.csv", [*cells, *plain])
-    (shown,) = figures(path, kind)
+    """A kind that none of these cells can give needs some of its own."""
+    beside = [*everything(), plain_cell("sdpa-flash", 1024, 4.0, **{"pass": "decode"})]
+    written = (write(tmp_path / "a.csv", cells) for cells in (everything(), beside, ladder(), models()))
+    (shown,) = next(filter(None, (figures(path, kind) for path in written)))
     assert faults(shown) == []
