@@ -118,8 +118,8 @@ class ResultColumn:
     """A column of results files. Its `name` says its unit; `sentence` is its meaning in docs/results.md.
 
     `role`: a "cell" column is part of what identifies a cell, filled by `Case.columns`. A "measured"
-    column came out of measuring. An "environment" column is a fact of the device or the software, filled by the run's
-    fact of that name.
+    column came out of measuring. An "environment" column is a fact of the device or the software; without a `value`,
+    `environment.describe` fills it.
     `since` counts the times that the schema had grown when the column came: for a new one, the largest there is plus
     one. Older files lack the column and have it empty.
     `value` fills it in every row and `timed` in the row of a timed cell; code that computes it later sets it there.
@@ -146,9 +146,9 @@ def _cell(name: str, sentence: str, field: Field = TEXT, heading: str = "", sinc
     return ResultColumn(name, sentence, field, role="cell", heading=heading, since=since)
 
 
-def _environment(name: str, sentence: str, field: Field = TEXT, heading: str = "") -> ResultColumn:
+def _environment(name: str, sentence: str, field: Field = TEXT, **more: Any) -> ResultColumn:
     """A column of where and with what a cell was measured."""
-    return ResultColumn(name, sentence, field, role="environment", heading=heading)
+    return ResultColumn(name, sentence, field, role="environment", **more)
 
 
 def _measured(
