@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -183,7 +183,7 @@ class Recorder(TorchDispatchMode):
         self.found.calls.append(
             KernelCall(
                 kernel.fn.__name__, "triton", kernel, options, grid, 32 * options.get("num_warps", 4), None,
-                tuple(args), self._bytes_at(addresses),
+                tuple(map(_without_memory, args)), self._bytes_at(addresses),
             )
         )  # fmt: skip
 
@@ -250,6 +250,25 @@ ANSWERS: dict[Any, Callable[[Recorder, Tensor], Any]] = {
 def _is_meta(x: Tensor) -> bool:
     with torch._C.DisableTorchFunction():  # another such mode may be on
         return x.is_meta
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """What a compiler of kernels reads of a tensor; its address is a multiple of 16 bytes."""
+
+    dtype: torch.dtype
+    shape: Sequence[int]
+
+    def data_ptr(self) -> int:
+        """An address that no tensor has."""
+        return 0
+
+
+def _without_memory(x: Any) -> Any:
+    """An argument for compilers alone: a tensor, or a descriptor of one, would keep memory that the call frees."""
+    if hasattr(x, "block_shape"):
+        return replace(x, base=_without_memory(x.base))
+    return TensorType(x.dtype, tuple(x.shape)) if isinstance(x, Tensor) else x
 
 
 def _words(argument: Any) -> list[int]:

@@ -17,9 +17,8 @@ DENSE_MATRICES = {"cuda": {"fwd": 3, "bwd": 5, "decode": 3}, "cpu": {"fwd": 3, "
 # mta-550m-all.csv).
 WHOLE_MATRICES = {"fwd": (6, 6), "bwd": (11, 10)}
 CONVOLUTION_COPIES, HEAD_BLOCK = {"fwd": 1, "bwd": 2, "decode": 1}, 16
-CHUNK_ROWS = 2048  # of scores at a time in the backward of the expanded form
+MOST_TOKENS = 2**16  # of a planned backward: a longer one plans more chunks, and takes as much memory a token
 MANY_CHUNKS = 1024  # the largest of more has the scores it may have, to 0.1 %; to find all takes up to minutes
-BAND_PITCH = 16  # numbers a row of the causal band
 SUM = 4  # bytes of a float32
 LONGEST = 2**30
 
@@ -52,22 +51,20 @@ def model_bytes(case: Case) -> int:
 def expected_memory_bytes(case: Case, work: str) -> int:
     """Roughly what a case allocates at its peak beyond its inputs; `work` as in its entry.
 
-    Dense implementations store several `N x N` matrices of scores. The expanded form stores its longer keys, and
-    backward a chunk of scores and float32 sums. Its peak comes before the gradients in the inputs' dtype. Staged stores
-    a chunk of scores, backward two, and more if it convolves. If there are several chunks of rows, backward also stores
-    float32 sums of dk and dv of a chunk's sequences. Banded is planned, as are rungs of plain attention. Overlapped
+    On a GPU the expanded form and banded are planned, as are rungs of plain attention. Dense implementations store
+    several `N x N` matrices of scores. Staged stores a chunk of scores, backward two, and more if it convolves. If
+    there are several chunks of rows, backward also stores float32 sums of dk and dv of a chunk's sequences. Overlapped
     multiplies the output by its gradient in float32 before its backward. The others store outputs, and backward a
     float32 sum of dq.
     """
     is_rung = case.op == PLAIN and implementation_of(case).planned
-    if (work == "banded" or is_rung) and case.device == "cuda":
+    if (work in ("banded", "expanded") or is_rung) and case.device == "cuda":
         from mtabench.prediction.plans import plan_of
 
-        return plan_of(case).peak_bytes
+        seq = min(case.seq, MOST_TOKENS) if (work, case.pass_) == ("expanded", "bwd") else case.seq
+        return plan_of(replace(case, seq=seq)).peak_bytes * case.seq // seq
     rows = 1 if case.pass_ == "decode" else case.seq
     out = case.batch * case.heads * rows * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
-    if work == "expanded":
-        return out + (0 if case.pass_ == "decode" else _expanded_form(case))
     queries, keys = tensor_bytes(case)
     floats = queries // BYTES_PER_ELEMENT[case.dtype] * SUM
     if work == "staged":
@@ -138,19 +135,3 @@ def _staged_scores(case: Case) -> int:
 def _score_row(case: Case) -> int:
     """Bytes of the scores of one query of every head, in all sequences."""
     return case.batch * case.heads * case.seq * BYTES_PER_ELEMENT[case.dtype]
-
-
-def _expanded_form(case: Case) -> int:
-    """The padded and the expanded side and the band; backward the gradients of all of them and a chunk of P and dC."""
-    element, taps = BYTES_PER_ELEMENT[case.dtype], min(case.conv.taps)
-    (queries, keys), rows = tensor_bytes(case), case.batch * case.heads * case.seq
-    padded = queries if case.conv.query_taps <= case.conv.key_taps else keys
-    prepared = padded + taps * queries + rows * (BAND_PITCH * SUM if case.operation.causal else 0) + rows * SUM
-    if case.pass_ == "fwd":
-        return prepared
-    chunk = min(CHUNK_ROWS, case.seq)
-    # Two chunks' gradients of the queries live for a moment: the last one's, and those being summed up.
-    of_queries = min(2, math.ceil(case.seq / CHUNK_ROWS)) * case.batch * case.heads * chunk * case.head_dim * taps * SUM
-    sums = (2 + taps) * queries // element * SUM + keys // element * SUM  # dq, dv, dK'; dk
-    scores = 2 * case.batch * case.heads * chunk * case.seq * element  # probabilities and their gradients
-    return prepared + queries + rows * SUM + scores + of_queries + sums
