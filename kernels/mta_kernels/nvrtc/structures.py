@@ -50,6 +50,6 @@ class Weight(ctypes.Structure):
     )  # fmt: skip
 
     @classmethod
-    def of(cls, weight: Tensor) -> Weight:
-        """The weight `[Hq, cq, ck]`."""
-        return cls(weight.data_ptr(), *weight.stride(), weight.dtype == torch.float32)
+    def of(cls, weight: Tensor | None) -> Weight:
+        """The weight `[Hq, cq, ck]`, or none."""
+        return cls() if weight is None else cls(weight.data_ptr(), *weight.stride(), weight.dtype == torch.float32)

@@ -21,7 +21,7 @@ from mta_kernels.conv_attention.cuda_decode.hopper_plan import (
     maps,
     pays,
 )
-from mta_kernels.conv_attention.cuda_decode.plan import DecodePlan, MergeConstants, choose_plan, has_whole_chunks
+from mta_kernels.conv_attention.cuda_decode.plan import MergeConstants, choose_plan, has_whole_chunks
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.gpu_limits import overlaps_launches
 from mta_kernels.nvrtc.kernel import kernel
@@ -106,33 +106,21 @@ def conv_attention_decode(
     check_splits(splits)
     if block_table is not None:
         check_block_table(block_table, q_window, k_cache)
-    group = q_window.shape[1] // k_cache.shape[1]
+    (batch, query_heads, window, head_dim), (_, kv_heads, rows, _) = q_window.shape, k_cache.shape
+    group, paged, device = query_heads // kv_heads, block_table is not None, q_window.device
     aligned = has_whole_chunks(k_cache) and has_whole_chunks(v_cache)
-    paged, device = block_table is not None, q_window.device
-    shape = q_window.dtype, q_window.shape[3], operation.conv, group, paged
+    shape = q_window.dtype, head_dim, operation.conv, group, paged
     plan = choose_hopper_plan(*shape, device) if aligned and are_describable(k_cache, v_cache, paged) else None
     sequences, pages = (1, k_cache.shape[0]) if block_table is None else block_table.shape
-    if not pays(plan, group, sequences * pages * k_cache.shape[1] * k_cache.shape[2]):
+    if not pays(plan, group, sequences * pages * kv_heads * rows):
         plan = choose_plan(*shape, aligned, device)
-    tensors = q_window, k_cache, v_cache, weight, lengths, block_table
-    with on_device_of(q_window):
-        return launch_decode(operation, *tensors, splits=0 if splits == "auto" else int(splits), plan=plan)
-
-
-def launch_decode(
-    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor,
-    block_table: Tensor | None, *, splits: int, plan: DecodePlan,
-) -> Tensor:  # fmt: skip
-    """Run the planned kernels; `splits` is 0 for "auto"."""
-    batch, query_heads, window, head_dim = q_window.shape
-    kv_heads, device, constants = k_cache.shape[1], q_window.device, plan.constants
+    constants, keys, count = plan.constants, rows * (pages if paged else 1), 0 if splits == "auto" else int(splits)
     heads = constants.heads * constants.sharing
-    keys = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
-    programs = batch * kv_heads * splits or plan.programs_for(batch * kv_heads, keys)
+    programs = batch * kv_heads * count or plan.programs_for(batch * kv_heads, keys)
     if (recorder := planned.recorder()) is not None:
-        recorder.found.splits = splits or plan.splits_for(batch * kv_heads, keys)
+        recorder.found.splits = count or plan.splits_for(batch * kv_heads, keys)
     blocks = programs * constants.head_blocks
-    if constants.aligned and not has_whole_chunks(q_window):
+    if aligned and not has_whole_chunks(q_window):
         q_window = q_window.clone(memory_format=torch.contiguous_format)  # small
     out = empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=device)
     scratch = empty(2 * blocks * heads, constants.depth + 2, dtype=torch.float32, device=device)
@@ -140,21 +128,22 @@ def launch_decode(
         q=CacheRows.of(q_window), k=CacheRows.of(k_cache), v=CacheRows.of(v_cache),
         weight=Weight.of(weight), window=window,
         lengths=Lengths(lengths.data_ptr(), lengths.stride(0) * lengths.element_size() // 4, batch, kv_heads),
-        group=query_heads // kv_heads, programs=programs, splits=splits,
+        group=group, programs=programs, splits=count,
         factor=operation.scale * math.log2(math.e), out=out.data_ptr(), parts=scratch.data_ptr(),
         statistics=scratch.data_ptr() + 2 * blocks * heads * constants.depth * 4,
     )  # fmt: skip
-    if isinstance(constants, HopperConstants) and not splits and 2 * batch * kv_heads > programs:
+    if isinstance(constants, HopperConstants) and not count and 2 * batch * kv_heads > programs:
         constants = constants.without_merge  # few programs share a KV head, or none
-    if constants.last_adds_up:
-        arguments.arrived = arrivals(batch * kv_heads * constants.head_blocks, device).data_ptr()
     if block_table is not None:
         arguments.table = block_table.data_ptr()
         arguments.table_stride_batch, arguments.table_stride_page = block_table.stride()
-        arguments.page_bits = k_cache.shape[2].bit_length() - 1
-    read = (maps(k_cache, v_cache, constants),) if isinstance(constants, HopperConstants) else ()
-    kernel(constants, device.index).launch((blocks, 1), *read, arguments)
-    if not constants.last_adds_up and programs > 1 and splits != 1:
-        merge = kernel(MergeConstants(constants), device.index)
-        merge.launch((batch * query_heads, 1), arguments, follows=overlaps_launches(device))
+        arguments.page_bits = rows.bit_length() - 1
+    with on_device_of(q_window):
+        if constants.last_adds_up:
+            arguments.arrived = arrivals(batch * kv_heads * constants.head_blocks, device).data_ptr()
+        read = (maps(k_cache, v_cache, constants),) if isinstance(constants, HopperConstants) else ()
+        kernel(constants, device.index).launch((blocks, 1), *read, arguments)
+        if not constants.last_adds_up and programs > 1 and count != 1:
+            merge = kernel(MergeConstants(constants), device.index)
+            merge.launch((batch * query_heads, 1), arguments, follows=overlaps_launches(device))
     return out

@@ -49,8 +49,6 @@ class HopperConstants(KernelConstants):
     stages: int = 0
     last_adds_up: bool = False
 
-    aligned = True
-
     @functools.cached_property
     def without_merge(self) -> HopperConstants:
         """The same, with `last_adds_up`."""
@@ -117,16 +115,9 @@ class HopperConstants(KernelConstants):
 def choose_hopper_plan(
     dtype: torch.dtype, head_dim: int, conv: Convolution, group: int, paged: bool, device: torch.device
 ) -> DecodePlan | None:
-    """`hopper_plan_on` a device, or None if it is no Hopper GPU."""
+    """The plan for `group` query heads a KV head, or None if the kernel does not take them, or the GPU is no Hopper."""
     if capability(device) != (9, 0):
         return None
-    return hopper_plan_on(shared_memory_limit(device), sm_count(device), dtype, head_dim, conv, group, paged)
-
-
-def hopper_plan_on(
-    limit: int, multiprocessors: int, dtype: torch.dtype, head_dim: int, conv: Convolution, group: int, paged: bool
-) -> DecodePlan | None:
-    """The plan for `group` query heads a KV head, or None if the kernel does not take them."""
     if group < 2 or head_dim not in HEAD_DIMS or conv.query_taps > QUERY_TAPS or conv.key_taps > KEY_TAPS:
         return None
     head_blocks = -(-group // (HEADS * MOST_SHARING))
@@ -135,10 +126,10 @@ def hopper_plan_on(
     sharing = -(-together // heads)
     teams = 3 if sharing == 1 else 2
     empty = HopperConstants(dtype, head_dim, conv, heads, sharing, head_blocks, paged, teams)
-    stages = min((limit - empty.shared_memory) // empty.stage_bytes, MOST_STAGES)
+    stages = min((shared_memory_limit(device) - empty.shared_memory) // empty.stage_bytes, MOST_STAGES)
     if stages < 4:
         return None
-    return DecodePlan(replace(empty, stages=stages), max(1, multiprocessors // head_blocks))
+    return DecodePlan(replace(empty, stages=stages), max(1, sm_count(device) // head_blocks))
 
 
 def pays(plan: DecodePlan | None, group: int, keys: int) -> TypeGuard[DecodePlan]:

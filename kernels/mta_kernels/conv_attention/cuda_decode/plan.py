@@ -163,20 +163,11 @@ class DecodePlan:
 def choose_plan(
     dtype: torch.dtype, head_dim: int, conv: Convolution, group: int, paged: bool, aligned: bool, device: torch.device
 ) -> DecodePlan:
-    """`plan_on` a device, of `group` query heads a KV head."""
-    limit, multiprocessors = shared_memory_limit(device), sm_count(device)
-    return plan_on(limit, multiprocessors, dtype, head_dim, conv, group, paged, aligned)
-
-
-def plan_on(
-    limit: int, multiprocessors: int, dtype: torch.dtype, head_dim: int, conv: Convolution, group: int, paged: bool,
-    aligned: bool,
-) -> DecodePlan:  # fmt: skip
     """The plan that reads the cache least often, and among these the most warps and stages that fit.
 
-    The GPU has `multiprocessors` SMs, and `limit` bytes of shared memory for a program. Raises ValueError if nothing
-    fits there.
+    It is for `group` query heads a KV head. Raises ValueError if nothing fits into the GPU's shared memory.
     """
+    limit = shared_memory_limit(device)
     for head_blocks in range(-(-group // (WARP_HEADS * MOST_SHARING)), group + 1):
         together = -(-group // head_blocks)
         few = together <= MOST_FEW_HEADS
@@ -190,7 +181,7 @@ def plan_on(
                 continue
             resident = min((limit + 1024) // (constants.shared_memory + 1024), max(1, WARPS_AN_SM // constants.warps))
             an_sm = max(1, min(resident, round(BYTES_AN_SM / constants.ring_bytes)))
-            return DecodePlan(constants, max(1, an_sm * multiprocessors // head_blocks))
+            return DecodePlan(constants, max(1, an_sm * sm_count(device) // head_blocks))
     raise ValueError(
         f"{conv.query_taps}x{conv.key_taps} taps and head_dim {head_dim} need more than the {limit} bytes of "
         "shared memory of this GPU; backend='reference' needs none"

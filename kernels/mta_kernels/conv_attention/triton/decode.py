@@ -20,8 +20,8 @@ from mta_kernels.conv_attention.arguments import check_block_table, check_splits
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.decode_plan import (
     DecodeConfig,
-    auto_splits,
     bulk_pays,
+    choose_splits,
     column_steps,
     decode_config,
     newest_last,
@@ -146,7 +146,8 @@ def chosen_tiles(
     small = bulk_pays(head_dim, group, dtype.itemsize, compiled_capability(device))
     config = decode_config(group=group, small=small, **shape)
     if splits == "auto":
-        splits = auto_splits(config, shape, sequences, capacity, group, sm_count(device))
+        at_once = config.programs_per_sm(**shape)
+        splits = choose_splits(sequences, capacity, group, sm_count(device), config.heads, at_once)
     return int(splits), config
 
 

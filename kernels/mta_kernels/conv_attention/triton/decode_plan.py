@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mta_kernels.conv_attention.arguments import MAX_SPLITS
@@ -105,14 +104,6 @@ def _large_programs(key_taps: int, group: int, block_d: int, element_size: int, 
         f"the smallest tiles for {key_taps} key taps and head_dim up to {block_d} need more than "
         f"the {shared_memory} bytes of shared memory of this GPU; backend='reference' needs none"
     )
-
-
-def auto_splits(
-    config: DecodeConfig, limits: Mapping[str, int], sequences: int, max_length: int, group: int, sm_count: int
-) -> int:
-    """What `choose_splits` gives for programs of these tiles; `limits` as `DecodeConfig.programs_per_sm` takes them."""
-    at_once = config.programs_per_sm(**limits)
-    return choose_splits(sequences, max_length, group, sm_count, config.heads, at_once)
 
 
 @functools.lru_cache(maxsize=4096)

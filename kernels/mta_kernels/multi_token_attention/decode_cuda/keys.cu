@@ -20,7 +20,6 @@ constexpr int FOUND_AT = CONVOLVED_AT + 2 * CONVOLVED;    // a maximum and a sum
 constexpr int MIXING_AT = FOUND_AT + HEADS * 16 * 8;      // as each lane reads it, to save registers
 static_assert(MIXING_AT + 32 * 32 == SHARED_BYTES, "as in step.py");
 static_assert(PRE_QUERY_TAPS <= 16 && PRE_KEY_TAPS <= 16, "rows of a product; a block's keys");
-static_assert(KEYS == 16, "a tile is the columns of two products");
 
 struct Queries {
     uint32_t numbers[STEPS][4];  // as the left operand: rows are queries of the window, zeros where there is none

@@ -6,15 +6,15 @@
 // `program + sequence`, so the slots of a sequence are contiguous.
 //
 // Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEADS from 8 to 16; HEAD_DIM, a multiple of 16
-// up to 128; PAGED; KEYS of a tile, 16; STAGES;
-// PRE_QUERY_TAPS, PRE_KEY_TAPS, PRE_PAD, 1, 1 and 0 without a convolution before, and the same of POST, after; PRE_CONV,
-// PRE_MIX, POST_CONV, POST_MIX, whether there are these parts; PRE_TAPS_FLOAT, PRE_MIX_FLOAT, POST_TAPS_FLOAT and
-// POST_MIX_FLOAT, whether their numbers are float32.
+// up to 128; PAGED; STAGES; PRE_QUERY_TAPS, PRE_KEY_TAPS, PRE_PAD, 1, 1 and 0 without a convolution before, and the same of
+// POST, after; PRE_CONV, PRE_MIX, POST_CONV, POST_MIX, whether there are these parts; PRE_TAPS_FLOAT, PRE_MIX_FLOAT,
+// POST_TAPS_FLOAT and POST_MIX_FLOAT, whether their numbers are float32.
 #pragma once
 #include <sm80_decode.cuh>
 #include <work.cuh>
 
 constexpr int THREADS = 32 * HEADS;
+constexpr int KEYS = 16;                        // of a tile
 constexpr int CHUNKS = HEAD_DIM / 8;            // 16 bytes
 constexpr int STEPS = HEAD_DIM / 16;            // products are 16 deep
 // Eight rows' chunks cover all banks: by a swizzle or, if a row does not fill the banks, by an odd pitch.

@@ -28,11 +28,10 @@ from mta_kernels.operation import ONE_TAP, Convolution, Operation
 FOLDER = Path(__file__).parent
 SHARED_BYTES = 227 * 1024  # that a block must be able to have, even where few heads need less
 FEWEST_HEADS, MOST_HEADS, MOST_HEAD_DIM, MOST_TAPS = 8, 16, 128, 16
-KERNELS = ("mta_decode_keys", "mta_decode_values")
 FLOATS = "PRE_TAPS_FLOAT", "PRE_MIX_FLOAT", "POST_TAPS_FLOAT", "POST_MIX_FLOAT"
 TURN = 128  # keys, as in layout.cuh
 MERGE_THREADS = 512
-TILE_KEYS = 16
+TILE_KEYS = 16  # as in layout.cuh
 MOST_STAGES = 5
 BAND_BYTES = 128  # as in bands.cuh
 
@@ -49,7 +48,7 @@ class StepConstants:
     pre_mix: bool
     post: Convolution | None
     post_mix: bool
-    floats: tuple[bool, bool, bool, bool] = (False,) * 4  # whether these four parts are float32
+    floats: tuple[bool, ...] = (False,) * 4  # whether these four parts are float32
     norm: bool = False
     gate: int = 0  # 1 for one of a number a head, 2 for one of a number a head dim
 
@@ -106,7 +105,7 @@ class StepKernel:
         pre, post = step.pre or ONE_TAP, step.post or ONE_TAP
         constants = {
             "ELEMENT": ELEMENTS[step.dtype], "HEADS": step.heads, "HEAD_DIM": step.head_dim, "PAGED": int(step.paged),
-            "KEYS": TILE_KEYS, "STAGES": step.stages(self.name),
+            "STAGES": step.stages(self.name),
             "PRE_QUERY_TAPS": pre.query_taps, "PRE_KEY_TAPS": pre.key_taps, "PRE_PAD": pre.pad,
             "POST_QUERY_TAPS": post.query_taps, "POST_KEY_TAPS": post.key_taps, "POST_PAD": post.pad,
             "PRE_CONV": int(step.pre is not None), "PRE_MIX": int(step.pre_mix),
@@ -117,23 +116,6 @@ class StepKernel:
             constants |= {"NORM": int(step.norm), "GATE": step.gate}
         headers = headers_in(conv_decode.FOLDER, FOLDER)
         return Source(FOLDER / f"{self.name}.cu", architecture, constants, headers)
-
-
-def constants_for(
-    operation: Operation, q: Tensor, mixers: Mixers, after: NormGate, block_table: Tensor | None
-) -> StepConstants:  # fmt: skip
-    """The constants of a step that passes `unsupported`."""
-    gate = 0 if after.gate_weight is None else 1 if after.gate_weight.shape[0] == 1 else 2
-    return StepConstants(
-        q.dtype, q.shape[1], q.shape[3], block_table is not None, operation.pre_conv, mixers.pre_mix is not None,
-        operation.post_conv, mixers.post_mix is not None, _floats(mixers),
-        after.norm_weight is not None, gate,
-    )  # fmt: skip
-
-
-def _floats(mixers: Mixers) -> tuple[bool, bool, bool, bool]:
-    pre_taps, pre_mix, post_taps, post_mix = (x is not None and x.dtype == torch.float32 for x in mixers)
-    return pre_taps, pre_mix, post_taps, post_mix
 
 
 def has_whole_groups(logits: Tensor) -> bool:
@@ -185,11 +167,6 @@ def heads_unsupported(
     return None
 
 
-def programs_for(sm_count: int, batch: int, capacity: int, splits: int) -> int:
-    """Programs of a step: `splits` a sequence unless 0, else one an SM if there is work for them."""
-    return batch * splits if splits else min(sm_count, max(1, batch * -(-capacity // FEWEST_KEYS)))
-
-
 class StepArguments(ctypes.Structure):
     """`struct Arguments` of layout.cuh."""
 
@@ -213,16 +190,26 @@ def newest_row(
     `logits [B, H, slots, S]` are the state's, or one slot without a state. `splits` is 0 for "auto".
     """
     batch, heads, window, head_dim = q_window.shape
-    device, constants = q_window.device, constants_for(operation, q_window, mixers, after, block_table)
+    device, gate = q_window.device, after.gate_weight
+    constants = StepConstants(
+        q_window.dtype, heads, head_dim, block_table is not None, operation.pre_conv, mixers.pre_mix is not None,
+        operation.post_conv, mixers.post_mix is not None,
+        tuple(x is not None and x.dtype == torch.float32 for x in mixers),
+        after.norm_weight is not None, 0 if gate is None else 1 if gate.shape[0] == 1 else 2,
+    )  # fmt: skip
     capacity = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
-    programs = programs_for(sm_count(device), batch, capacity, splits)
+    # One program an SM if there is work for them.
+    programs = batch * splits or min(sm_count(device), max(1, batch * -(-capacity // FEWEST_KEYS)))
     if not has_whole_chunks(q_window):
         q_window = q_window.clone(memory_format=torch.contiguous_format)  # small
     scratch = empty(programs + batch, heads, head_dim + 1, dtype=torch.float32, device=device)
     out = empty(batch, heads, 1, head_dim, dtype=q_window.dtype, device=device)
     arguments = StepArguments(
         q=Rows.in_bytes(q_window), k=Rows.in_bytes(k_cache), v=Rows.in_bytes(v_cache), window=window,
+        pre_taps=Weight.of(mixers.pre_conv), post_taps=Weight.of(mixers.post_conv),
         pre_mix=Matrix.of(mixers.pre_mix), post_mix=Matrix.of(mixers.post_mix),
+        norm=Matrix.of(None if after.norm_weight is None else after.norm_weight[None]), gate=Matrix.of(gate),
+        bias=Matrix.of(None if after.gate_bias is None else after.gate_bias[:, None]),
         lengths=Lengths(lengths.data_ptr(), lengths.stride(0) * lengths.element_size() // 4, batch, 1),
         programs=programs, splits=splits, slots=logits.shape[2], scale=operation.scale,
         wide=has_whole_groups(logits) and logits.data_ptr() % 16 == 0, logits=logits.data_ptr(),
@@ -230,16 +217,6 @@ def newest_row(
         partial=scratch.data_ptr(), out=out.data_ptr(), eps=after.norm_eps, factor=after.factor,
     )  # fmt: skip
     arguments.stride_lb, arguments.stride_lh, arguments.stride_ls, arguments.stride_ln = logits.stride()
-    if mixers.pre_conv is not None:
-        arguments.pre_taps = Weight.of(mixers.pre_conv)
-    if mixers.post_conv is not None:
-        arguments.post_taps = Weight.of(mixers.post_conv)
-    if after.norm_weight is not None:
-        arguments.norm = Matrix.of(after.norm_weight[None])
-    if after.gate_weight is not None:
-        arguments.gate = Matrix.of(after.gate_weight)
-    if after.gate_bias is not None:
-        arguments.bias = Matrix.of(after.gate_bias[:, None])
     if state is not None:
         arguments.logsumexp, arguments.seen = state.logsumexp.data_ptr(), state.lengths.data_ptr()
         arguments.stride_sb, arguments.stride_sh, arguments.stride_ss = state.logsumexp.stride()

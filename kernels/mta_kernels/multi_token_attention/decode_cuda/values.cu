@@ -131,16 +131,13 @@ DEVICE void mix(const Mixing& mixing, uint32_t unmixed, uint32_t mixed, int firs
 DEVICE void add_values(uint32_t tile, uint32_t probabilities, float (&out)[STEPS][4]) {
     const int lane = threadIdx.x % 32;
     const uint32_t row = tile + place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    const uint32_t low = load_shared(probabilities + (lane % 4 * 2) * 2);
+    const uint32_t high = load_shared(probabilities + (8 + lane % 4 * 2) * 2);
 #pragma unroll
-    for (int half = 0; half < KEYS / 16; half++) {
-        const uint32_t low = load_shared(probabilities + (half * 16 + lane % 4 * 2) * 2);
-        const uint32_t high = load_shared(probabilities + (half * 16 + 8 + lane % 4 * 2) * 2);
-#pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            uint32_t values[4];
-            load_matrices_transposed(values, at_step(row + half * 16 * PITCH, step));
-            multiply<ELEMENT>(out[step], values, low, high);
-        }
+    for (int step = 0; step < STEPS; step++) {
+        uint32_t values[4];
+        load_matrices_transposed(values, at_step(row, step));
+        multiply<ELEMENT>(out[step], values, low, high);
     }
 }
 
