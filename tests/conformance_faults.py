@@ -192,7 +192,7 @@ BY_FILE = {
         "a page's offset": ("(key % PAGE_SIZE).to(tl.int64)", "key.to(tl.int64)"),
         "an older query sees a key too many": ("th - QUERY_TAPS + tap[:, None]", "th - QUERY_TAPS + tap[:, None] + 1"),
         "queries before the window": ("& (tap < QUERY_TAPS) & (held >= 0", "& (tap < QUERY_TAPS"),
-        "a share too long": ("top = tl.minimum(start + share", "top = tl.minimum(start + share + 1"),
+        "a share too long": ("tl.minimum(start + keys,", "tl.minimum(start + keys + 1,"),
     },
     ("[eager: or ([eager and ragged)", f"{OF}reference.py"): {
         "scores of keys to come": ("        scores = scores.masked_fill(future, 0)\n", "        pass\n"),
@@ -219,7 +219,7 @@ BY_FILE = {
             "stride_pre_out, stride_pre_in, HEADS)",
         ),
     },
-    (MTA_STEPS, f"{STEP}early.py"): {
+    (MTA_STEPS, f"{STEP}rows.py"): {
         "logsumexp of another row": (
             "        row = length - POST_QUERY_TAPS + a\n",
             "        row = length - POST_QUERY_TAPS + a - 1\n",

@@ -299,14 +299,14 @@ def test_programs_fill_the_gpu(heads: int, kv_heads: int, taps: tuple[int, int] 
     for head_dim, batch, capacity in itertools.product((64, 256), (1, 8, 300), (1, 4096, 1 << 20)):
         chosen = plan_step(BF16, head_dim, heads, kv_heads, operation, batch, capacity, torch.device("cpu"))
         logits, of_v, early = chosen.of_logits, chosen.of_v, chosen.early
-        for programs, keys in ((logits.programs, logits.block_n), (of_v.programs, 16 * of_v.blocks)):
+        for programs, keys in ((logits.programs, logits.tiles["BLOCK_N"]), (of_v.programs, 16 * of_v.tiles["BLOCK_M"])):
             tiles = -(-capacity // keys)
             assert programs <= min(tiles, 512)
             assert (-(-tiles // programs) - 1) * programs < tiles  # the last round is not empty
-        assert of_v.kv_heads * (of_v.parts - 1) < kv_heads <= of_v.kv_heads * of_v.parts
-        assert early.programs <= -(-capacity // (16 * early.blocks))
+        parts = -(-kv_heads // of_v.tiles["KV_HEADS"])
+        assert early.programs <= -(-capacity // (16 * early.tiles["BLOCK_M"]))
         if capacity > 1:
-            assert batch * of_v.programs * of_v.parts >= min(132, 16 * kv_heads)
+            assert batch * of_v.programs * parts >= min(132, 16 * kv_heads)
             assert batch * logits.programs >= (16 if taps else 64)
 
 

@@ -68,12 +68,21 @@ def _conv_attention_decode_kernel(
     if program < GROUP:
         head = kv_head * GROUP + program
         slot = (batch * kv_heads * GROUP + head).to(tl.int64) * (splits + 1) + splits
-        _add_newest(
-            q_ptr + head.to(tl.int64) * stride_qh, k_ptr, v_ptr, weight_ptr + head.to(tl.int64) * stride_wh, table_ptr,
-            partial_ptr, max_ptr, sum_ptr, slot, dim, stride_qw, stride_qd, stride_kb, stride_kn, stride_kd,
-            stride_vb, stride_vn, stride_vd, stride_wa, stride_wb, stride_tp, window, length, tail_start, factor,
-            QUERY_TAPS, KEY_TAPS, PAD, HEAD_DIM, PAGE_SIZE, BLOCK_TAPS, BLOCK_D, BLOCK_NEAR, PRECISION,
+        scores = _newest_scores(
+            q_ptr + head.to(tl.int64) * stride_qh, k_ptr, weight_ptr + head.to(tl.int64) * stride_wh, table_ptr,
+            stride_qw, stride_qd, stride_kb, stride_kn, stride_kd, stride_wa, stride_wb, stride_tp, window, length,
+            factor, QUERY_TAPS, KEY_TAPS, PAD, HEAD_DIM, PAGE_SIZE, BLOCK_TAPS, BLOCK_D, BLOCK_NEAR, PRECISION,
         )  # fmt: skip
+        key = length - BLOCK_NEAR + tl.arange(0, BLOCK_NEAR)
+        inside = (key >= tail_start) & (key < length)
+        scores = tl.where(inside, scores, float("-inf"))
+        newest_max = tl.max(scores, 0)
+        p = tl.exp2(scores - _finite(newest_max))
+        rows = _cache_rows(table_ptr, key, inside, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
+        v = _load_rows(v_ptr, rows, dim, inside, stride_vd, HEAD_DIM)  # [BLOCK_NEAR, BLOCK_D]
+        tl.store(partial_ptr + slot * HEAD_DIM + dim, tl.sum(p[:, None] * v.to(tl.float32), 0), mask=dim < HEAD_DIM)
+        tl.store(max_ptr + slot, newest_max)
+        tl.store(sum_ptr + slot, tl.sum(p, 0))
         return
 
     COLUMNS: tl.constexpr = BLOCK_N // PACK
@@ -81,29 +90,19 @@ def _conv_attention_decode_kernel(
     OUT_ROWS: tl.constexpr = max(16, HEADS)  # every head's probabilities repeated to fill the tensor core
     first_head = (program - GROUP) % head_blocks * HEADS  # programs that read the same keys run side by side
     split = (program - GROUP) // head_blocks
-    share = (tl.cdiv(tail_start, splits) + 15) // 16 * 16
-    start = split * share
-    stop = tl.minimum(start + share, tail_start)
+    start, stop = _share(tail_start, split, splits)
     first_column = start // PACK - (PAD + PACK - 1) // PACK
 
     accumulator = tl.zeros([OUT_ROWS, BLOCK_D], tl.float32)
     running_max = tl.full([HEADS], float("-inf"), tl.float32)
     running_sum = tl.zeros([HEADS, BLOCK_N], tl.float32)  # added up over the keys at the end alone
     if start < stop:
-        folded = ()
-        for g in tl.static_range(PACK):
-            folded += (_fold_taps(
-                q_ptr, weight_ptr, kv_head * GROUP, first_head, g, stride_qh, stride_qw, stride_qd,
-                stride_wh, stride_wa, stride_wb, window, factor, GROUP, HEADS, QUERY_TAPS, KEY_TAPS, HEAD_DIM,
-                PACK, STEPS, BLOCK_STEPS, BLOCK_TAPS, BLOCK_D, SPLIT_WEIGHT, PRECISION,
-            ),)  # fmt: skip
-        queries, score_unit = rounded(folded, HEADS, k_ptr.dtype.element_ty)
-
-        column = tl.arange(0, COLUMNS)
-        step = (tl.arange(0, ROWS) % BLOCK_STEPS)[:, None]
-        # A tile finishes the scores of the columns that end STEPS - 1 before its own last one.
-        source = (column[None, :] - (STEPS - 1) + step + COLUMNS) % COLUMNS  # [ROWS, COLUMNS]
-        is_new = column[None, :] <= COLUMNS - STEPS + step
+        queries, score_unit = _folded_queries(
+            q_ptr, weight_ptr, kv_head * GROUP, first_head, stride_qh, stride_qw, stride_qd, stride_wh, stride_wa,
+            stride_wb, window, factor, GROUP, HEADS, QUERY_TAPS, KEY_TAPS, HEAD_DIM, PACK,
+            STEPS, BLOCK_STEPS, BLOCK_TAPS, BLOCK_D, SPLIT_WEIGHT, PRECISION,
+        )  # fmt: skip
+        source, is_new = _diagonals(ROWS, COLUMNS, STEPS, BLOCK_STEPS)
         out_key = (tl.arange(0, BLOCK_N) % COLUMNS - (STEPS - 1)) * PACK + PAD + tl.arange(0, BLOCK_N) // COLUMNS
         carried = tl.zeros([ROWS, COLUMNS], tl.float32)
         last_key = stop - 1 - PAD + (KEY_TAPS - 1)
@@ -124,24 +123,11 @@ def _conv_attention_decode_kernel(
                 HEADS, PAD, HEAD_DIM, PAGE_SIZE, PACK, STEPS, BLOCK_STEPS, BLOCK_D, PRECISION, False,
             )  # fmt: skip
 
-    _store_share(
-        partial_ptr, max_ptr, sum_ptr, accumulator, running_max, running_sum, batch, kv_heads, kv_head, first_head,
-        split, splits, dim, GROUP, HEADS, HEAD_DIM, OUT_ROWS,
-    )  # fmt: skip
-
-
-@triton.jit
-def _store_share(
-    partial_ptr, max_ptr, sum_ptr, accumulator, running_max, running_sum, batch, kv_heads, kv_head, first_head,
-    split, splits, dim,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
-):  # fmt: skip
-    """Write the partial results of HEADS heads, of whose OUT_ROWS rows the first of each head is kept."""
     head = first_head + tl.arange(0, HEADS)
     slot = (batch * kv_heads * GROUP + kv_head * GROUP + head).to(tl.int64) * (splits + 1) + split
     tl.store(max_ptr + slot, running_max, mask=head < GROUP)
     tl.store(sum_ptr + slot, tl.sum(running_sum, 1), mask=head < GROUP)
-    REPEAT: tl.constexpr = OUT_ROWS // HEADS
+    REPEAT: tl.constexpr = OUT_ROWS // HEADS  # of whose rows the first is kept
     out_row = tl.arange(0, OUT_ROWS)
     head = first_head + out_row // REPEAT
     slot = (batch * kv_heads * GROUP + kv_head * GROUP + head).to(tl.int64) * (splits + 1) + split
@@ -154,22 +140,35 @@ def _store_share(
 
 
 @triton.jit
-def _add_tile(
-    tile, carried, accumulator, running_max, running_sum, k, v, table_ptr, strides, of_share,
-    HEADS: tl.constexpr, PAD: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PACK: tl.constexpr,
-    STEPS: tl.constexpr, BLOCK_STEPS: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
-    BULK: tl.constexpr,
-):  # fmt: skip
-    """The sums of a share with the tile of columns from `tile` on: carried, accumulator, running_max, running_sum.
+def _share(length, split, splits):
+    """The range of a program's keys, empty if the second number is not above the first."""
+    keys = (tl.cdiv(length, splits) + 15) // 16 * 16
+    start = split * keys
+    return start, tl.minimum(start + keys, length)
 
-    k and v are descriptors if BULK, of rows that may all be multiplied, and else pointers to a head's first row.
+
+@triton.jit
+def _diagonals(ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr, BLOCK_STEPS: tl.constexpr):
+    """For `_column_scores`, `[ROWS, COLUMNS]`: the column that a sum takes, and whether it is of the newer tile."""
+    column = tl.arange(0, COLUMNS)
+    step = (tl.arange(0, ROWS) % BLOCK_STEPS)[:, None]
+    return (column[None, :] - (STEPS - 1) + step + COLUMNS) % COLUMNS, column[None, :] <= COLUMNS - STEPS + step
+
+
+@triton.jit
+def _column_scores(
+    tile, carried, queries, source, is_new, k, table_ptr, batch, kv_head, last_key, stride_kb, stride_kn, stride_kd,
+    stride_tp,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PACK: tl.constexpr,
+    BLOCK_STEPS: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, BULK: tl.constexpr,
+):  # fmt: skip
+    """Products r of a tile of columns, and the scores that they complete: `[HEADS, PACK, COLUMNS]`.
+
+    Those are of the columns that end STEPS - 1 before the tile's last one. `carried` is r of the tile before. k is a
+    descriptor if BULK, of rows that may all be multiplied, and else points to a head's first row.
     """
-    queries, score_unit, batch, kv_head, start, stop, last_key, source, is_new, out_key = of_share
-    stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp = strides
     ROWS: tl.constexpr = carried.shape[0]
     COLUMNS: tl.constexpr = carried.shape[1]
-    BLOCK_N: tl.constexpr = COLUMNS * PACK
-    OUT_ROWS: tl.constexpr = accumulator.shape[0]
     dim = tl.arange(0, BLOCK_D)
     r = tl.zeros([ROWS, COLUMNS], tl.float32)
     if BULK:
@@ -186,10 +185,32 @@ def _add_tile(
                 k + tl.full([], g, tl.int64) * stride_kn, rows, dim, inside, stride_kd, HEAD_DIM
             )  # [COLUMNS, BLOCK_D]
             r = tl.dot(queries[g], k_tile.T, r, input_precision=PRECISION)
-    carried = tl.where(is_new, r, carried)
-    moved = tl.gather(carried, source, 1)
-    scores = tl.sum(moved.reshape(HEADS, PACK, BLOCK_STEPS, COLUMNS), 2).reshape(HEADS, BLOCK_N)
+    moved = tl.gather(tl.where(is_new, r, carried), source, 1)
+    return r, tl.sum(moved.reshape(HEADS, PACK, BLOCK_STEPS, COLUMNS), 2)
 
+
+@triton.jit
+def _add_tile(
+    tile, carried, accumulator, running_max, running_sum, k, v, table_ptr, strides, of_share,
+    HEADS: tl.constexpr, PAD: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PACK: tl.constexpr,
+    STEPS: tl.constexpr, BLOCK_STEPS: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    BULK: tl.constexpr,
+):  # fmt: skip
+    """The sums of a share with the tile of columns from `tile` on: carried, accumulator, running_max, running_sum.
+
+    k and v are descriptors if BULK, of rows that may all be multiplied, and else pointers to a head's first row.
+    """
+    queries, score_unit, batch, kv_head, start, stop, last_key, source, is_new, out_key = of_share
+    stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp = strides
+    COLUMNS: tl.constexpr = carried.shape[1]
+    BLOCK_N: tl.constexpr = COLUMNS * PACK
+    OUT_ROWS: tl.constexpr = accumulator.shape[0]
+    dim = tl.arange(0, BLOCK_D)
+    r, scores = _column_scores(
+        tile, carried, queries, source, is_new, k, table_ptr, batch, kv_head, last_key, stride_kb, stride_kn,
+        stride_kd, stride_tp, HEADS, HEAD_DIM, PAGE_SIZE, PACK, BLOCK_STEPS, BLOCK_D, PRECISION, BULK,
+    )  # fmt: skip
+    scores = scores.reshape(HEADS, BLOCK_N)
     key = tile * PACK + out_key
     inside = (key >= start) & (key < stop)
     if BULK:
@@ -213,46 +234,17 @@ def _add_tile(
 
 
 @triton.jit
-def _add_newest(
-    q_ptr, k_ptr, v_ptr, weight_ptr, table_ptr, partial_ptr, max_ptr, sum_ptr, slot, dim,
-    stride_qw, stride_qd, stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_wa, stride_wb,
-    stride_tp, window, length, tail_start, factor,
+def _newest_scores(
+    q_ptr, k_ptr, weight_ptr, table_ptr,
+    stride_qw, stride_qd, stride_kb, stride_kn, stride_kd, stride_wa, stride_wb, stride_tp, window, length, factor,
     QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, PAD: tl.constexpr, HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr, BLOCK_TAPS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_NEAR: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The partial result of a head's newest keys, from `tail_start` on, into its slot."""
-    r = _newest_products(
-        q_ptr, k_ptr, weight_ptr, table_ptr, stride_qw, stride_qd, stride_kb, stride_kn, stride_kd, stride_wa,
-        stride_wb, stride_tp, window, length, factor, QUERY_TAPS, KEY_TAPS, HEAD_DIM, PAGE_SIZE, BLOCK_TAPS, BLOCK_D,
-        BLOCK_NEAR, PRECISION,
-    )  # fmt: skip
-    # [key taps, BLOCK_NEAR]
-    column = tl.arange(0, BLOCK_NEAR)
-    source = column[None, :] - PAD + tl.arange(0, r.shape[0])[:, None]
-    known = (source >= 0) & (source < BLOCK_NEAR)
-    moved = tl.gather(r, tl.where(known, source, 0), 1)
-    scores = tl.sum(tl.where(known, moved, 0.0), 0)
-    key = length - BLOCK_NEAR + column
-    inside = (key >= tail_start) & (key < length)
-    scores = tl.where(inside, scores, float("-inf"))
-    newest_max = tl.max(scores, 0)
-    p = tl.exp2(scores - _finite(newest_max))
-    rows = _cache_rows(table_ptr, key, inside, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
-    v = _load_rows(v_ptr, rows, dim, inside, stride_vd, HEAD_DIM)  # [BLOCK_NEAR, BLOCK_D]
-    tl.store(partial_ptr + slot * HEAD_DIM + dim, tl.sum(p[:, None] * v.to(tl.float32), 0), mask=dim < HEAD_DIM)
-    tl.store(max_ptr + slot, newest_max)
-    tl.store(sum_ptr + slot, tl.sum(p, 0))
+    """A head's scores of the last BLOCK_NEAR keys: sums along the diagonals of r.
 
-
-@triton.jit
-def _newest_products(
-    q_ptr, k_ptr, weight_ptr, table_ptr,
-    stride_qw, stride_qd, stride_kb, stride_kn, stride_kd, stride_wa, stride_wb, stride_tp, window, length, factor,
-    QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    BLOCK_TAPS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_NEAR: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """`r[b, y] = factor * sum_a weight[a, b] * s[a, y]` for the last BLOCK_NEAR keys, s zero where a may not see y."""
+    `r[b, y] = factor * sum_a weight[a, b] * s[a, y]`, with s zero where query a may not see key y.
+    """
     dim = tl.arange(0, BLOCK_D)
     tap = tl.arange(0, BLOCK_TAPS)
     KEY_ROWS: tl.constexpr = 16 if KEY_TAPS <= 16 else 32
@@ -276,80 +268,83 @@ def _newest_products(
         mask=(key_tap < KEY_TAPS)[:, None] & (tap < QUERY_TAPS)[None, :],
         other=0.0,
     )
-    return tl.dot(weight.to(tl.float32), scores, input_precision="ieee")
+    r = tl.dot(weight.to(tl.float32), scores, input_precision="ieee")  # [key taps, BLOCK_NEAR]
+    source = tl.arange(0, BLOCK_NEAR)[None, :] - PAD + tl.arange(0, r.shape[0])[:, None]
+    known = (source >= 0) & (source < BLOCK_NEAR)
+    moved = tl.gather(r, tl.where(known, source, 0), 1)
+    return tl.sum(tl.where(known, moved, 0.0), 0)
 
 
 @triton.jit
-def _fold_taps(
-    q_ptr, weight_ptr, kv_first_head, first_head, g, stride_qh, stride_qw, stride_qd, stride_wh, stride_wa, stride_wb,
+def _folded_queries(
+    q_ptr, weight_ptr, kv_first_head, first_head, stride_qh, stride_qw, stride_qd, stride_wh, stride_wa, stride_wb,
     window, factor,
     GROUP: tl.constexpr, HEADS: tl.constexpr, QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr,
     HEAD_DIM: tl.constexpr, PACK: tl.constexpr, STEPS: tl.constexpr, BLOCK_STEPS: tl.constexpr,
     BLOCK_TAPS: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Row (h, p, e): `factor * sum_a weight[h, a, PACK*e + g - p] * q_window[h, a]`: `[rows, BLOCK_D]` float32.
+    """The folded queries, PACK tiles of `[rows, BLOCK_D]`, and each head's unit: in fp16 a power of two, else one.
 
-    One product of a block-diagonal matrix of weights with the windows of all heads, one below the other.
+    Row (h, p, e) of tile g: `factor * sum_a weight[h, a, PACK*e + g - p] * q_window[h, a]`. It is one product of a
+    block-diagonal matrix of weights with the windows of all heads, one below the other. In its units a head's largest
+    number is between 2^14 and 2^15.
     """
-    row = tl.arange(0, HEADS * PACK * BLOCK_STEPS)
-    row_head = first_head + row // (PACK * BLOCK_STEPS)
-    step = row % BLOCK_STEPS
-    key_tap = step * PACK + g - row // BLOCK_STEPS % PACK
-    depth = tl.arange(0, HEADS * BLOCK_TAPS)
-    head = first_head + depth // BLOCK_TAPS
-    tap = depth % BLOCK_TAPS
-    dim = tl.arange(0, BLOCK_D)
-    held = tap + (window - QUERY_TAPS)  # where the window holds this tap's query
-    used = (head < GROUP) & (tap < QUERY_TAPS) & (held >= 0)
-    q = tl.load(
-        q_ptr + ((kv_first_head + head).to(tl.int64) * stride_qh + held.to(tl.int64) * stride_qw)[:, None]
-        + dim[None, :].to(tl.int64) * stride_qd,
-        mask=used[:, None] & (dim < HEAD_DIM)[None, :],
-        other=0.0,
-    )  # fmt: skip
-    if HEADS > 1:  # the product has all of these heads' queries, and 0 * NaN is NaN
-        finite = tl.abs(q.to(tl.float32)) < float("inf")
-        spoiled = tl.max(tl.where(finite, 0.0, 1.0), 1)
-        spoiled = tl.max(tl.where(row_head[:, None] == head[None, :], spoiled[None, :], 0.0), 1)
-        q = tl.where(finite, q, 0.0).to(q.dtype)
-    has_tap = (step < STEPS) & (key_tap >= 0) & (key_tap < KEY_TAPS)
-    weight = tl.load(
-        weight_ptr + ((kv_first_head + row_head).to(tl.int64) * stride_wh + key_tap.to(tl.int64) * stride_wb)[:, None]
-        + tap[None, :].to(tl.int64) * stride_wa,
-        mask=has_tap[:, None] & used[None, :] & (row_head[:, None] == head[None, :]),
-        other=0.0,
-    )  # fmt: skip
-    if SPLIT_WEIGHT and q.dtype == tl.float16:
-        weight, factor = scale_taps(weight, tl.sum(tl.abs(weight.to(tl.float32)), 1)[:, None], factor)
-    coarse = weight.to(q.dtype)
-    folded = tl.dot(coarse, q, input_precision=PRECISION)
-    if SPLIT_WEIGHT:
-        folded = tl.dot((weight - coarse.to(weight.dtype)).to(q.dtype), q, folded, input_precision=PRECISION)
-    if HEADS > 1:
-        folded = tl.where(spoiled[:, None] > 0, float("nan"), folded)
-    return folded * factor
-
-
-@triton.jit
-def rounded(folded, HEADS: tl.constexpr, dtype: tl.constexpr):
-    """The tiles of `_fold_taps` in dtype, and the units of each head: in fp16 powers of two, else ones.
-
-    In these units a head's largest number is between 2^14 and 2^15.
-    """
-    ROWS: tl.constexpr = folded[0].shape[0]
-    unit = tl.full([HEADS], 1.0, tl.float32)
+    dtype: tl.constexpr = q_ptr.dtype.element_ty
+    folded = ()
+    for g in tl.static_range(PACK):
+        row = tl.arange(0, HEADS * PACK * BLOCK_STEPS)
+        row_head = first_head + row // (PACK * BLOCK_STEPS)
+        step = row % BLOCK_STEPS
+        key_tap = step * PACK + g - row // BLOCK_STEPS % PACK
+        depth = tl.arange(0, HEADS * BLOCK_TAPS)
+        head = first_head + depth // BLOCK_TAPS
+        tap = depth % BLOCK_TAPS
+        dim = tl.arange(0, BLOCK_D)
+        held = tap + (window - QUERY_TAPS)  # where the window holds this tap's query
+        used = (head < GROUP) & (tap < QUERY_TAPS) & (held >= 0)
+        q = tl.load(
+            q_ptr + ((kv_first_head + head).to(tl.int64) * stride_qh + held.to(tl.int64) * stride_qw)[:, None]
+            + dim[None, :].to(tl.int64) * stride_qd,
+            mask=used[:, None] & (dim < HEAD_DIM)[None, :],
+            other=0.0,
+        )  # fmt: skip
+        if HEADS > 1:  # the product has all of these heads' queries, and 0 * NaN is NaN
+            finite = tl.abs(q.to(tl.float32)) < float("inf")
+            spoiled = tl.max(tl.where(finite, 0.0, 1.0), 1)
+            spoiled = tl.max(tl.where(row_head[:, None] == head[None, :], spoiled[None, :], 0.0), 1)
+            q = tl.where(finite, q, 0.0).to(q.dtype)
+        has_tap = (step < STEPS) & (key_tap >= 0) & (key_tap < KEY_TAPS)
+        weight = tl.load(
+            weight_ptr
+            + ((kv_first_head + row_head).to(tl.int64) * stride_wh + key_tap.to(tl.int64) * stride_wb)[:, None]
+            + tap[None, :].to(tl.int64) * stride_wa,
+            mask=has_tap[:, None] & used[None, :] & (row_head[:, None] == head[None, :]),
+            other=0.0,
+        )  # fmt: skip
+        unit = factor
+        if SPLIT_WEIGHT and q.dtype == tl.float16:
+            weight, unit = scale_taps(weight, tl.sum(tl.abs(weight.to(tl.float32)), 1)[:, None], factor)
+        coarse = weight.to(q.dtype)
+        products = tl.dot(coarse, q, input_precision=PRECISION)
+        if SPLIT_WEIGHT:
+            products = tl.dot((weight - coarse.to(weight.dtype)).to(q.dtype), q, products, input_precision=PRECISION)
+        if HEADS > 1:
+            products = tl.where(spoiled[:, None] > 0, float("nan"), products)
+        folded += (products * unit,)
+    ROWS: tl.constexpr = folded[0].shape[0]  # type: ignore[misc]
+    units = tl.full([HEADS], 1.0, tl.float32)
     scale = 1.0
     if dtype == tl.float16:
-        largest = tl.max(tl.abs(folded[0]), 1)
+        largest = tl.max(tl.abs(folded[0]), 1)  # type: ignore[misc]
         for g in tl.static_range(1, len(folded)):
             largest = tl.maximum(largest, tl.max(tl.abs(folded[g]), 1))
         largest = tl.max(largest.reshape(HEADS, ROWS // HEADS), 1)
-        unit = power_of_two_above(tl.minimum(tl.maximum(largest, 2.0**-80), 2.0**100)) * 2.0**-15
-        scale = _repeat_rows(1.0 / unit[:, None], ROWS)
+        units = power_of_two_above(tl.minimum(tl.maximum(largest, 2.0**-80), 2.0**100)) * 2.0**-15
+        scale = _repeat_rows(1.0 / units[:, None], ROWS)
     tiles = ()
     for g in tl.static_range(len(folded)):
         tiles += ((folded[g] * scale).to(dtype),)
-    return tiles, unit
+    return tiles, units
 
 
 @triton.jit

@@ -14,11 +14,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mta_kernels.conv_attention.triton.decode_shares import (
     _cache_rows,
+    _column_scores,
+    _diagonals,
     _finite,
-    _fold_taps,
+    _folded_queries,
     _load_rows,
-    _newest_products,
-    rounded,
+    _newest_scores,
+    _share,
 )
 from mta_kernels.multi_token_attention.decode.rows import LOG2E, _is_finite, _load_mix, _takes_part, _wide
 
@@ -59,18 +61,14 @@ def _mta_decode_convolved_kernel(
 
     if program < GROUP:
         head = (kv_head * GROUP + program).to(tl.int64)
-        r = _newest_products(
+        scores = _newest_scores(
             q_ptr + head * stride_qh, k_ptr, weight_ptr + head * stride_wh, table_ptr, stride_qw, stride_qd, stride_kb,
-            stride_kn, stride_kd, stride_wa, stride_wb, stride_tp, window, length, scale, QUERY_TAPS, KEY_TAPS,
+            stride_kn, stride_kd, stride_wa, stride_wb, stride_tp, window, length, scale, QUERY_TAPS, KEY_TAPS, PAD,
             HEAD_DIM, PAGE_SIZE, BLOCK_TAPS, BLOCK_D, BLOCK_NEAR, PRECISION,
         )  # fmt: skip
-        near = tl.arange(0, BLOCK_NEAR)
-        place = near[None, :] - PAD + tl.arange(0, r.shape[0])[:, None]
-        known = (place >= 0) & (place < BLOCK_NEAR)
-        moved = tl.where(known, tl.gather(r, tl.where(known, place, 0), 1), 0.0)
-        key = length - BLOCK_NEAR + near
+        key = length - BLOCK_NEAR + tl.arange(0, BLOCK_NEAR)
         there = (key >= newest) & (key < length)
-        tl.store(scores_ptr + head * stride_ch + key, tl.sum(moved, 0).to(DTYPE), mask=there)
+        tl.store(scores_ptr + head * stride_ch + key, scores.to(DTYPE), mask=there)
         return
 
     COLUMNS: tl.constexpr = BLOCK_N // PACK
@@ -79,20 +77,12 @@ def _mta_decode_convolved_kernel(
     start, stop = _share(newest, (program - GROUP) // head_blocks, splits)
     if start >= stop:
         return
-    folded = ()
-    for g in tl.static_range(PACK):
-        folded += (_fold_taps(  # type: ignore[assignment]
-            q_ptr, weight_ptr, kv_head * GROUP, first_head, g, stride_qh, stride_qw, stride_qd,
-            stride_wh, stride_wa, stride_wb, window, scale, GROUP, AT_ONCE, QUERY_TAPS, KEY_TAPS, HEAD_DIM,
-            PACK, STEPS, BLOCK_STEPS, BLOCK_TAPS, BLOCK_D, SPLIT_WEIGHT, PRECISION,
-        ),)  # fmt: skip
-    queries, unit = rounded(folded, AT_ONCE, k_ptr.dtype.element_ty)
-    dim = tl.arange(0, BLOCK_D)
-    column = tl.arange(0, COLUMNS)
-    step = (tl.arange(0, ROWS) % BLOCK_STEPS)[:, None]
-    # A tile completes the scores of the columns that end STEPS - 1 before its own last one.
-    source = (column[None, :] - (STEPS - 1) + step + COLUMNS) % COLUMNS
-    is_new = column[None, :] <= COLUMNS - STEPS + step
+    queries, unit = _folded_queries(
+        q_ptr, weight_ptr, kv_head * GROUP, first_head, stride_qh, stride_qw, stride_qd, stride_wh, stride_wa,
+        stride_wb, window, scale, GROUP, AT_ONCE, QUERY_TAPS, KEY_TAPS, HEAD_DIM, PACK, STEPS,
+        BLOCK_STEPS, BLOCK_TAPS, BLOCK_D, SPLIT_WEIGHT, PRECISION,
+    )  # fmt: skip
+    source, is_new = _diagonals(ROWS, COLUMNS, STEPS, BLOCK_STEPS)
     number = tl.arange(0, BLOCK_N)
     out_key = (number // PACK - (STEPS - 1)) * PACK + PAD + number % PACK
     head = first_head + tl.arange(0, AT_ONCE)
@@ -102,16 +92,10 @@ def _mta_decode_convolved_kernel(
     first_column = start // PACK - (PAD + PACK - 1) // PACK
     end_column = (stop - 1 - PAD + PACK * STEPS) // PACK
     for tile in tl.range(first_column, end_column, COLUMNS):
-        k_first = (tile + column) * PACK  # a column never straddles two pages, nor the first key
-        inside = (k_first >= 0) & (k_first <= last_key)
-        rows = _cache_rows(table_ptr, k_first, inside, stride_kb, stride_kn, stride_tp, PAGE_SIZE)
-        r = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for g in tl.static_range(PACK):
-            inside = (k_first >= 0) & (k_first + g <= last_key)
-            k = _load_rows(k_ptr + tl.full([], g, tl.int64) * stride_kn, rows, dim, inside, stride_kd, HEAD_DIM)
-            r = tl.dot(queries[g], k.T, r, input_precision=PRECISION)
-        moved = tl.gather(tl.where(is_new, r, carried), source, 1)
-        scores = tl.sum(moved.reshape(AT_ONCE, PACK, BLOCK_STEPS, COLUMNS), 2)
+        r, scores = _column_scores(
+            tile, carried, queries, source, is_new, k_ptr, table_ptr, batch, kv_head, last_key, stride_kb, stride_kn,
+            stride_kd, stride_tp, AT_ONCE, HEAD_DIM, PAGE_SIZE, PACK, BLOCK_STEPS, BLOCK_D, PRECISION, False,
+        )  # fmt: skip
         scores = scores.permute(0, 2, 1).reshape(AT_ONCE, BLOCK_N)
         key = tile * PACK + out_key
         there = (head < GROUP)[:, None] & ((key >= start) & (key < stop))[None, :]
@@ -135,8 +119,9 @@ def _mta_decode_logits_kernel(
     """Logits of the newest row in every `programs`-th tile of keys, and their logsumexp, found `[B, programs, H]`.
 
     logits `[B, H, SLOTS, S]`, with the row of position i in slot `i % SLOTS`. Scores `[B, H, keys]` come from an
-    earlier kernel if they are convolved, else from K.
+    earlier kernel if they are convolved, else from K. If WIDE, logits may be written up to the next multiple of 8 keys.
     """
+    DTYPE: tl.constexpr = logits_ptr.dtype.element_ty
     if DEPENDENT_LAUNCH:
         gdc_launch_dependents()
     batch = (tl.program_id(0) // programs).to(tl.int64)
@@ -149,6 +134,7 @@ def _mta_decode_logits_kernel(
     q_ptr += batch * stride_qb + _wide(window - 1) * stride_qw
     logits_ptr += batch * stride_lb + (tl.maximum(length - 1, 0) % SLOTS).to(tl.int64) * stride_ls
     head = tl.arange(0, BLOCK_H)
+    dim = tl.arange(0, BLOCK_D)
     place = scores_ptr + batch * stride_cb + head[:, None].to(tl.int64) * stride_ch
     largest = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
@@ -159,98 +145,50 @@ def _mta_decode_logits_kernel(
     if PRE_CONV and DEPENDENT_LAUNCH:
         gdc_wait()
     for first in tl.range(program * BLOCK_N, length, programs * BLOCK_N, num_stages=1):
+        column = tl.arange(0, BLOCK_N)
+        key = first + column
+        inside = key < length
+        groups = (first // 8 + column // 8) * 8  # of keys that one load or store covers
+        in_groups = (head < HEADS)[:, None] & (groups < length)[None, :]
         if PRE_CONV:
-            column = tl.arange(0, BLOCK_N)[None, :]
-            groups = (first // 8 + column // 8) * 8  # of keys that one load covers
-            scores = tl.load(place + first + column, mask=(head < HEADS)[:, None] & (groups < length), other=0.0)
+            scores = tl.load(place + key[None, :], mask=in_groups, other=0.0)
         else:
-            scores = _plain_scores(
-                first, length, q_ptr, k_ptr, table_ptr, stride_qh, stride_qd, stride_kb, stride_kh, stride_kn,
-                stride_kd, stride_tp, scale, HEADS, GROUP, BLOCK_H, BLOCK_N, HEAD_DIM, BLOCK_D, PAGE_SIZE, PRECISION,
-            )  # fmt: skip
-        largest, total, spoiled = _keep_logits(
-            scores, first, length, mix, logits_ptr, stride_lh, stride_ln, largest, total, spoiled, HEADS, PRE_MIX,
-            SPLIT_MIX, WIDE, PRECISION,
-        )  # fmt: skip
+            q = tl.load(
+                q_ptr + head[:, None].to(tl.int64) * stride_qh + dim[None, :].to(tl.int64) * stride_qd,
+                mask=(head < HEADS)[:, None] & (dim < HEAD_DIM)[None, :],
+                other=0.0,
+            )
+            rows = _cache_rows(table_ptr, key, inside, stride_kb, stride_kn, stride_tp, PAGE_SIZE)
+            scores = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)
+            for kv_head in tl.range(0, HEADS // GROUP):
+                k = _load_rows(k_ptr + _wide(kv_head) * stride_kh, rows, dim, inside, stride_kd, HEAD_DIM)
+                # A tensor core multiplies 16 rows in any case: the rows of other KV heads are discarded.
+                products = tl.dot(q, k.T, input_precision=PRECISION)
+                scores = tl.where((head // GROUP == kv_head)[:, None], products, scores)
+            scores *= scale
+        if PRE_MIX:
+            coarse, coarse_scores = mix.to(DTYPE), scores.to(DTYPE)
+            finite = _is_finite(coarse_scores)
+            spoiled = tl.maximum(spoiled, tl.max(tl.where(finite | ~inside[None, :], 0.0, 1.0), 1))
+            scores, coarse_scores = tl.where(finite, scores, 0.0), tl.where(finite, coarse_scores, 0.0).to(DTYPE)
+            mixed = tl.dot(coarse, coarse_scores, input_precision=PRECISION)
+            if scores.dtype != DTYPE:
+                fine_scores = (scores - coarse_scores.to(tl.float32)).to(DTYPE)
+                mixed = tl.dot(coarse, fine_scores, mixed, input_precision=PRECISION)
+            if SPLIT_MIX:
+                fine = (mix - coarse.to(tl.float32)).to(DTYPE)
+                mixed = tl.dot(fine, coarse_scores, mixed, input_precision=PRECISION)
+            scores = mixed
+        rounded = scores.to(DTYPE)
+        seen = (head < HEADS)[:, None] & inside[None, :]
+        to = logits_ptr + head[:, None].to(tl.int64) * stride_lh + key[None, :].to(tl.int64) * stride_ln
+        tl.store(to, rounded, mask=in_groups if WIDE else seen)
+        logits = tl.where(seen, rounded.to(tl.float32), float("-inf"))
+        larger = tl.maximum(largest, tl.max(logits, 1))
+        below = _finite(larger)
+        total = total * tl.exp2((largest - below) * LOG2E) + tl.sum(tl.exp2((logits - below[:, None]) * LOG2E), 1)
+        largest = larger
     found = tl.where(total > 0, largest + tl.log2(tl.where(total > 0, total, 1.0)) / LOG2E, float("-inf"))
     if PRE_MIX:
         found = tl.where(_takes_part(mix, spoiled), float("nan"), found)
     tl.store(found_ptr + (batch * programs + program) * HEADS + head, found, mask=head < HEADS)
-
-
-@triton.jit
-def _plain_scores(
-    start, stop, q_ptr, k_ptr, table_ptr, stride_qh, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd, stride_tp,
-    scale,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Scores `[BLOCK_H, BLOCK_N]` of all heads at the keys from `start` on."""
-    head = tl.arange(0, BLOCK_H)
-    dim = tl.arange(0, BLOCK_D)
-    q = tl.load(
-        q_ptr + head[:, None].to(tl.int64) * stride_qh + dim[None, :].to(tl.int64) * stride_qd,
-        mask=(head < HEADS)[:, None] & (dim < HEAD_DIM)[None, :],
-        other=0.0,
-    )
-    key = start + tl.arange(0, BLOCK_N)
-    inside = key < stop
-    rows = _cache_rows(table_ptr, key, inside, stride_kb, stride_kn, stride_tp, PAGE_SIZE)
-    scores = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)
-    for kv_head in tl.range(0, HEADS // GROUP):
-        k = _load_rows(k_ptr + _wide(kv_head) * stride_kh, rows, dim, inside, stride_kd, HEAD_DIM)
-        # A tensor core multiplies 16 rows in any case: the rows of other KV heads are discarded.
-        scores = tl.where((head // GROUP == kv_head)[:, None], tl.dot(q, k.T, input_precision=PRECISION), scores)
-    return scores * scale
-
-
-@triton.jit
-def _keep_logits(
-    scores, first, stop, mix, logits_ptr, stride_lh, stride_ln, largest, total, spoiled,
-    HEADS: tl.constexpr, PRE_MIX: tl.constexpr, SPLIT_MIX: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Mix scores `[BLOCK_H, keys]` of the keys from `first` on, and write the logits of those before `stop`.
-
-    Returns the largest logit `[BLOCK_H]`, the sum of exponentials below it, and which heads have a non-finite score;
-    each includes the values passed in. If WIDE, logits may be written up to the next multiple of 8 keys.
-    """
-    BLOCK_H: tl.constexpr = scores.shape[0]
-    DTYPE: tl.constexpr = logits_ptr.dtype.element_ty
-    head = tl.arange(0, BLOCK_H)
-    column = tl.arange(0, scores.shape[1])
-    if PRE_MIX:
-        coarse, coarse_scores = mix.to(DTYPE), scores.to(DTYPE)
-        finite = _is_finite(coarse_scores)
-        spoiled = tl.maximum(spoiled, tl.max(tl.where(finite | (first + column >= stop)[None, :], 0.0, 1.0), 1))
-        scores, coarse_scores = tl.where(finite, scores, 0.0), tl.where(finite, coarse_scores, 0.0).to(DTYPE)
-        mixed = tl.dot(coarse, coarse_scores, input_precision=PRECISION)
-        if scores.dtype != DTYPE:
-            fine_scores = (scores - coarse_scores.to(tl.float32)).to(DTYPE)
-            mixed = tl.dot(coarse, fine_scores, mixed, input_precision=PRECISION)
-        if SPLIT_MIX:
-            fine = (mix - coarse.to(tl.float32)).to(DTYPE)
-            mixed = tl.dot(fine, coarse_scores, mixed, input_precision=PRECISION)
-        scores = mixed
-    rounded = scores.to(DTYPE)
-    key = first + column
-    seen = (head < HEADS)[:, None] & (key < stop)[None, :]
-    there = seen
-    if WIDE:
-        groups = (first // 8 + column // 8) * 8  # of keys that one store covers
-        there = (head < HEADS)[:, None] & (groups < stop)[None, :]
-    tl.store(
-        logits_ptr + head[:, None].to(tl.int64) * stride_lh + key[None, :].to(tl.int64) * stride_ln, rounded, mask=there
-    )
-    logits = tl.where(seen, rounded.to(tl.float32), float("-inf"))
-    larger = tl.maximum(largest, tl.max(logits, 1))
-    below = _finite(larger)
-    total = total * tl.exp2((largest - below) * LOG2E)
-    return larger, total + tl.sum(tl.exp2((logits - below[:, None]) * LOG2E), 1), spoiled
-
-
-@triton.jit
-def _share(length, split, splits):
-    """The range of a program's keys, empty if the second number is not above the first."""
-    keys = (tl.cdiv(length, splits) + 15) // 16 * 16
-    start = split * keys
-    return start, tl.minimum(start + keys, length)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from mta_kernels.conv_attention.triton.decode_plan import WARPS_PER_SM, decode_config
+from mta_kernels.conv_attention.triton.decode_plan import WARPS_PER_SM, column_steps, decode_config
 from mta_kernels.conv_attention.triton.launch import cdiv, next_power_of_2
 from mta_kernels.gpu_limits import shared_memory_limit, sm_count
 from mta_kernels.operation import ONE_TAP, Operation
@@ -22,73 +22,29 @@ AHEAD_BYTES = 26 * 1024 * 1024  # of all values, prefetched before they can be u
 
 @dataclass(frozen=True)
 class StepLaunch:
-    """The launch options of a kernel."""
+    """How many programs of a kernel take keys in turn, or share them; its tiles as constants; its options."""
 
+    programs: int
+    tiles: dict[str, int] = field(hash=False)
     warps: int
     stages: int
     registers: int | None  # a thread, at most
 
 
 @dataclass(frozen=True)
-class OfScores:
-    """Programs that convolve scores: `splits` share a KV head's keys, for `heads` of its query heads.
-
-    A tile is `block_n` keys, `pack` of them to a column of products, which has `block_steps` rows a head and key.
-    """
-
-    block_n: int
-    pack: int
-    heads: int
-    block_steps: int
-    splits: int
-    launch: StepLaunch
-
-
-@dataclass(frozen=True)
-class Early:
-    """Programs that compute the older rows' part: `programs` for `heads` heads of a sequence, of `16 * blocks` keys."""
-
-    heads: int
-    blocks: int
-    programs: int
-    launch: StepLaunch
-
-
-@dataclass(frozen=True)
-class OfLogits:
-    """Programs of the logits: `programs` a sequence take tiles of `block_n` keys and all heads in turn."""
-
-    block_n: int
-    programs: int
-    launch: StepLaunch
-
-
-@dataclass(frozen=True)
-class OfValues:
-    """Programs that read V: `programs * parts` a sequence, which take tiles of `16 * blocks` keys in turn.
-
-    One reads `kv_heads` KV heads, `block_v` keys at a time, and prefetches the first values of `ahead` KV heads before
-    it multiplies: if `early`, before there are logits.
-    """
-
-    blocks: int
-    block_v: int
-    programs: int
-    kv_heads: int
-    parts: int
-    ahead: int
-    early: bool
-    launch: StepLaunch
-
-
-@dataclass(frozen=True)
 class StepPlan:
-    """How a step divides into programs."""
+    """How a step divides into programs.
 
-    of_scores: OfScores | None
-    early: Early
-    of_logits: OfLogits
-    of_v: OfValues
+    Those of `of_scores` share a KV head's keys and convolve the scores of AT_ONCE of its query heads; those of `early`
+    compute the older rows' part of AT_ONCE heads of a sequence; those of `of_logits` and `of_v` take tiles of all heads
+    of a sequence. `of_v` are so many for KV_HEADS KV heads each. They prefetch the first values of AHEAD of these: if
+    EARLY, before there are logits.
+    """
+
+    of_scores: StepLaunch | None
+    early: StepLaunch
+    of_logits: StepLaunch
+    of_v: StepLaunch
 
 
 @functools.lru_cache(maxsize=4096)
@@ -107,11 +63,12 @@ def plan(
         )
         at_once = WARPS_PER_SM // config.num_warps * sms
         stages = config.num_stages + (config.heads == 1 and row <= 128)
-        of_scores = OfScores(
-            config.block_n, config.pack, config.heads, config.block_steps(taps),
-            splits or choose_splits(batch * kv_heads, capacity, config.block_n, at_once),
-            StepLaunch(config.num_warps, stages, None),
-        )  # fmt: skip
+        tiles = {
+            "AT_ONCE": config.heads, "PACK": config.pack, "STEPS": column_steps(taps, config.pack),
+            "BLOCK_STEPS": config.block_steps(taps), "BLOCK_N": config.block_n,
+        }  # fmt: skip
+        programs = splits or choose_splits(batch * kv_heads, capacity, config.block_n, at_once)
+        of_scores = StepLaunch(programs, tiles, config.num_warps, stages, None)
     _, span = band(operation)
     early = _early(span, operation, dtype.itemsize, heads, batch, capacity, sms, room)
     of_logits = _of_logits(row, block_h, of_scores is not None, batch, capacity, sms, room, splits)
@@ -146,27 +103,26 @@ def choose_splits(sequences: int, capacity: int, new: int, at_once: int) -> int:
 
 def _of_logits(
     row: int, block_h: int, convolved: bool, batch: int, capacity: int, sms: int, room: int, splits: int
-) -> OfLogits:
-    block_n = max(32, 4096 // block_h)
-    launch = StepLaunch(8, 1, 128)
+) -> StepLaunch:
+    block_n, warps, stages, registers = max(32, 4096 // block_h), 8, 1, 128
     if not convolved:
         block_n = max(32, min(block_n, TILE_BYTES // row))
         while block_n > 64 and batch * cdiv(capacity, block_n) < sms:
             block_n //= 2
         free = room // 2 - 16 * row - 8 * block_h * block_n - 8192
         stages = max((n for n in (2, 3, 4, 6) if (n - 1) * block_n * row <= free), default=2)
-        launch = StepLaunch(4, stages, 168)
-    return OfLogits(block_n, splits or _in_turn(cdiv(capacity, block_n)), launch)
+        warps, registers = 4, 168
+    return StepLaunch(splits or _in_turn(cdiv(capacity, block_n)), {"BLOCK_N": block_n}, warps, stages, registers)
 
 
 def _early(
     span: int, operation: Operation, itemsize: int, heads: int, batch: int, capacity: int, sms: int, room: int
-) -> Early:
+) -> StepLaunch:
     rows = (operation.post_conv or ONE_TAP).query_taps - 1
     at_once = next((n for n in (4, 2) if 16 * rows * n * span * itemsize <= room // 2), 1)  # bands stay loaded
     blocks = next((n for n in BLOCKS if n * rows * at_once * span * itemsize <= OLDER_BYTES), 1)
     programs = max(1, min(cdiv(capacity, 16 * blocks), sms // (batch * cdiv(heads, at_once))))
-    return Early(at_once, blocks, programs, StepLaunch(4, 1, 128))
+    return StepLaunch(programs, {"AT_ONCE": at_once, "BLOCK_M": blocks}, 4, 1, 128)
 
 
 def values_blocks(operation: Operation, head_dim: int, heads: int, itemsize: int, room: int) -> int:
@@ -188,7 +144,7 @@ def _block_v(blocks: int, row: int) -> int:
 def _of_values(
     operation: Operation, itemsize: int, head_dim: int, heads: int, kv_heads: int, batch: int, capacity: int, sms: int,
     room: int, splits: int,
-) -> OfValues:  # fmt: skip
+) -> StepLaunch:  # fmt: skip
     row, block_h = max(16, next_power_of_2(head_dim)) * itemsize, max(16, next_power_of_2(heads))
     blocks = max(1, values_blocks(operation, head_dim, heads, itemsize, room))
     programs = splits or _in_turn(cdiv(capacity, 16 * blocks))
@@ -198,9 +154,12 @@ def _of_values(
     ahead = min(a_part, AHEAD_BYTES // (batch * programs * parts * 16 * blocks * row))
     free = min(room // 3 - 8 * 1024, room - _mixed(operation, blocks, block_h, itemsize))
     stages = max((n for n in (2, 3, 4) if (n - 1) * block_v * row <= free), default=2)
-    launch = StepLaunch(max(8, min(16, block_h * band(operation)[1] // 64)), stages, 128)
-    convolved = operation.pre_conv is not None
-    return OfValues(blocks, block_v, programs, a_part, parts, ahead, convolved, launch)
+    warps = max(8, min(16, block_h * band(operation)[1] // 64))
+    tiles = {
+        "BLOCK_M": blocks, "KV_HEADS": a_part, "BLOCK_V": block_v, "AHEAD": ahead,
+        "EARLY": operation.pre_conv is not None,
+    }  # fmt: skip
+    return StepLaunch(programs, tiles, warps, stages, 128)
 
 
 def _in_turn(tiles: int) -> int:

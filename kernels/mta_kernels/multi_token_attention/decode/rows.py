@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-from mta_kernels.conv_attention.triton.decode_shares import _finite
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
@@ -66,18 +65,6 @@ def _band_of_taps(
 
 
 @triton.jit
-def _logsumexp(found_ptr, batch, slots, HEADS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_SLOTS: tl.constexpr):
-    """The newest row's logsumexp of each head, from its shares' results; 0 without keys and past the heads."""
-    head = tl.arange(0, BLOCK_H)[None, :]
-    slot = tl.arange(0, BLOCK_SLOTS)[:, None]
-    place = found_ptr + (batch.to(tl.int64) * slots + slot) * HEADS + head
-    found = tl.load(place, mask=(slot < slots) & (head < HEADS), other=float("-inf"))
-    largest = _finite(tl.max(found, 0))
-    total = tl.sum(tl.exp2((found - largest[None, :]) * LOG2E), 0)
-    return largest + tl.log2(tl.where(total != 0, total, 1.0)) / LOG2E  # NaN stays
-
-
-@triton.jit
 def _load_mix(mix_ptr, stride_out, stride_in, HEADS: tl.constexpr, BLOCK_H: tl.constexpr):
     """A mixing as `[out, in]`, float32, zero past the heads."""
     head = tl.arange(0, BLOCK_H)
@@ -104,3 +91,56 @@ def _takes_part(mix, spoiled):
 def _wide(x):
     """A number or a block of them as int64, for products with strides."""
     return x + tl.zeros([], tl.int64)
+
+
+@triton.jit
+def _mta_decode_early_kernel(
+    taps_ptr, logits_ptr, logsumexp_ptr, lengths_ptr, older_ptr,
+    stride_ph, stride_pa, stride_pb, stride_lb, stride_lh, stride_ls, stride_ln, stride_sb, stride_sh, stride_ss,
+    stride_l, stride_ob, stride_oh, programs,
+    HEADS: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_M: tl.constexpr, POST_QUERY_TAPS: tl.constexpr,
+    POST_KEY_TAPS: tl.constexpr, POST_PAD: tl.constexpr, BEFORE: tl.constexpr, SPAN: tl.constexpr,
+    SLOTS: tl.constexpr, WIDE: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The part of the older rows in the newest row's convolved probabilities, older `[B, H, keys]`.
+
+    It runs beside the kernel that reads K. AT_ONCE heads of a sequence have `programs`, which take tiles of
+    `16 * BLOCK_M` keys in turn. logits and logsumexp are a state's.
+    """
+    if DEPENDENT_LAUNCH:
+        gdc_launch_dependents()
+    BLOCKS: tl.constexpr = (HEADS + AT_ONCE - 1) // AT_ONCE
+    batch = (tl.program_id(0) // (programs * BLOCKS)).to(tl.int64)
+    head = tl.program_id(0) // programs % BLOCKS * AT_ONCE + tl.arange(0, AT_ONCE)
+    there = (head < HEADS)[:, None, None]
+    length = tl.load(lengths_ptr + batch * stride_l).to(tl.int32)
+    logits_ptr += batch * stride_lb
+    logsumexp_ptr += batch * stride_sb + head.to(tl.int64) * stride_sh
+    place = older_ptr + batch * stride_ob + head[:, None, None].to(tl.int64) * stride_oh
+    bands = ()
+    logsumexp = ()
+    for a in tl.static_range(POST_QUERY_TAPS - 1):
+        row = length - POST_QUERY_TAPS + a
+        bands += (_band_of_taps(  # type: ignore[assignment]
+            taps_ptr + _wide(a) * stride_pa, head, stride_ph, stride_pb, POST_KEY_TAPS, POST_PAD, BEFORE, SPAN, HEADS
+        ).to(logits_ptr.dtype.element_ty),)  # fmt: skip
+        logsumexp += (tl.load(  # type: ignore[assignment]
+            logsumexp_ptr + _wide(tl.maximum(row, 0) % SLOTS) * stride_ss, mask=(head < HEADS) & (row >= 0), other=0.0
+        ),)  # fmt: skip
+    step = programs * (16 * BLOCK_M)
+    for first in tl.range(tl.program_id(0) % programs * (16 * BLOCK_M), length, step, num_stages=1):
+        rows = ()  # all loads are in flight before the first is used
+        for a in tl.static_range(POST_QUERY_TAPS - 1):
+            rows += (_load_row(  # type: ignore[assignment]
+                logits_ptr, head, length - POST_QUERY_TAPS + a, first, stride_lh, stride_ls, stride_ln, BLOCK_M,
+                BEFORE, SPAN, HEADS, SLOTS, WIDE,
+            ),)  # fmt: skip
+        older = tl.zeros([AT_ONCE, BLOCK_M, 16], tl.float32)
+        for a in tl.static_range(POST_QUERY_TAPS - 1):
+            older = _add_row(
+                older, rows[a], bands[a], logsumexp[a], length - POST_QUERY_TAPS + a, first, BEFORE, WIDE, PRECISION
+            )
+        key = first + tl.arange(0, BLOCK_M)[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
+        tl.store(place + key, older, mask=there & (key // 16 * 16 < length))
+    if DEPENDENT_LAUNCH:
+        gdc_wait()  # a kernel that waits for this one also waits for the one beside it

@@ -17,13 +17,12 @@ from torch import Tensor
 from mta_kernels.allocation import empty
 from mta_kernels.conv_attention.arguments import check_splits
 from mta_kernels.conv_attention.surroundings import on_device_of
-from mta_kernels.conv_attention.triton.decode_plan import column_steps
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, dependent_launches, launch, next_power_of_2
 from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.multi_token_attention.arguments import NormGate
-from mta_kernels.multi_token_attention.decode.early import _mta_decode_early_kernel
 from mta_kernels.multi_token_attention.decode.keys import _mta_decode_convolved_kernel, _mta_decode_logits_kernel
-from mta_kernels.multi_token_attention.decode.plan import OfScores, StepLaunch, StepPlan, band, plan
+from mta_kernels.multi_token_attention.decode.plan import StepLaunch, StepPlan, band, plan
+from mta_kernels.multi_token_attention.decode.rows import _mta_decode_early_kernel
 from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.decode.values import _mta_decode_merge_kernel, _mta_decode_values_kernel
 from mta_kernels.multi_token_attention.decode_cuda import step as cuda_step
@@ -117,75 +116,71 @@ def _constants(
     }  # fmt: skip
 
 
-def _launch_scores(step: _Step, tiles: OfScores, q_window: Tensor, k_cache: Tensor) -> None:
+def _launch_scores(step: _Step, how: StepLaunch, q_window: Tensor, k_cache: Tensor) -> None:
     """Convolved scores of the newest row."""
     kv_heads, taps, group = k_cache.shape[1], step.mixers.pre_conv, step.constants["GROUP"]
     sequences = step.scores.shape[0] * kv_heads
     _launch(
-        step, _mta_decode_convolved_kernel, sequences * (group + tiles.splits * cdiv(group, tiles.heads)),
-        tiles.launch, False,
+        step, _mta_decode_convolved_kernel, sequences * (group + how.programs * cdiv(group, how.tiles["AT_ONCE"])),
+        how, False,
         q_window, k_cache, taps, step.lengths, step.block_table, step.scores, *q_window.stride(), *k_cache.stride(),
         *_strides(taps, 3), step.lengths.stride(0), *_strides(step.block_table, 2), *step.scores.stride()[:2],
-        kv_heads, q_window.shape[2], tiles.splits, step.operation.scale,
-        AT_ONCE=tiles.heads, PACK=tiles.pack, STEPS=column_steps(step.constants["KEY_TAPS"], tiles.pack),
-        BLOCK_STEPS=tiles.block_steps, BLOCK_N=tiles.block_n,
+        kv_heads, q_window.shape[2], how.programs, step.operation.scale,
     )  # fmt: skip
 
 
 def _launch_early(step: _Step) -> None:
     """The older rows' part of the convolution of probabilities, if there is one."""
-    (batch, heads, _), tiles, state, taps = step.older.shape, step.plan.early, step.state, step.mixers.post_conv
+    (batch, heads, _), how, state, taps = step.older.shape, step.plan.early, step.state, step.mixers.post_conv
     if state is None:
         return
     _launch(
-        step, _mta_decode_early_kernel, batch * cdiv(heads, tiles.heads) * tiles.programs, tiles.launch, True,
+        step, _mta_decode_early_kernel, batch * cdiv(heads, how.tiles["AT_ONCE"]) * how.programs, how, True,
         taps, state.logits, state.logsumexp, step.lengths, step.older, *_strides(taps, 3), *state.logits.stride(),
-        *state.logsumexp.stride(), step.lengths.stride(0), *step.older.stride()[:2], tiles.programs,
-        AT_ONCE=tiles.heads, BLOCK_M=tiles.blocks,
+        *state.logsumexp.stride(), step.lengths.stride(0), *step.older.stride()[:2], how.programs,
     )  # fmt: skip
 
 
 def _launch_logits(step: _Step, q_window: Tensor, k_cache: Tensor) -> Tensor:
     """Logits of the newest row; returns the logsumexp over each program's keys: `[B, programs, H]` in float32."""
-    (batch, heads, window, _), tiles, mix = q_window.shape, step.plan.of_logits, step.mixers.pre_mix
-    found = empty(batch, tiles.programs, heads, dtype=torch.float32, device=q_window.device)
+    (batch, heads, window, _), how, mix = q_window.shape, step.plan.of_logits, step.mixers.pre_mix
+    found = empty(batch, how.programs, heads, dtype=torch.float32, device=q_window.device)
     _launch(
-        step, _mta_decode_logits_kernel, batch * tiles.programs, tiles.launch, step.plan.of_scores is not None,
+        step, _mta_decode_logits_kernel, batch * how.programs, how, step.plan.of_scores is not None,
         q_window, k_cache, mix, step.lengths, step.block_table, step.scores, step.logits, found, *q_window.stride(),
         *k_cache.stride(), *_strides(mix, 2), step.lengths.stride(0), *_strides(step.block_table, 2),
-        *step.scores.stride()[:2], *step.logits.stride(), window, step.operation.scale, tiles.programs,
-        BLOCK_N=tiles.block_n,
+        *step.scores.stride()[:2], *step.logits.stride(), window, step.operation.scale, how.programs,
     )  # fmt: skip
     return found
 
 
 def _launch_values(step: _Step, found: Tensor, v_cache: Tensor) -> Tensor:
     """The output: partial outputs of shares of the keys, and their sum."""
-    tiles, taps, mix, device = step.plan.of_v, step.mixers.post_conv, step.mixers.post_mix, v_cache.device
+    how, taps, mix, device = step.plan.of_v, step.mixers.post_conv, step.mixers.post_mix, v_cache.device
     (batch, slots, heads), head_dim, state = found.shape, v_cache.shape[3], step.state
     kept = (None, None) if state is None else (state.logsumexp, state.lengths)
-    partial = empty(batch, tiles.programs, heads, head_dim, dtype=torch.float32, device=device)
+    parts = cdiv(v_cache.shape[1], how.tiles["KV_HEADS"])
+    partial = empty(batch, how.programs, heads, head_dim, dtype=torch.float32, device=device)
     out = empty(batch, heads, 1, head_dim, dtype=step.logits.dtype, device=device)
     _launch(
-        step, _mta_decode_values_kernel, batch * tiles.programs * tiles.parts, tiles.launch, True,
+        step, _mta_decode_values_kernel, batch * how.programs * parts, how, True,
         v_cache, step.block_table, step.logits, found, taps, step.older, mix, step.lengths, *kept, partial,
         *v_cache.stride(), *_strides(step.block_table, 2), *step.logits.stride(), *step.older.stride()[:2],
         *_strides(taps, 3), *_strides(mix, 2), step.lengths.stride(0), *_strides(kept[0], 3), *_strides(kept[1], 1),
-        slots, tiles.programs, tiles.parts,
-        BLOCK_M=tiles.blocks, KV_HEADS=tiles.kv_heads, BLOCK_V=tiles.block_v,
-        BLOCK_SLOTS=max(16, next_power_of_2(slots)), KEEPS=state is not None, AHEAD=tiles.ahead, EARLY=tiles.early,
+        slots, how.programs, parts, BLOCK_SLOTS=max(16, next_power_of_2(slots)), KEEPS=state is not None,
     )  # fmt: skip
     block_d = min(32, max(16, next_power_of_2(head_dim)))
+    tiles = {"BLOCK_D": block_d, "CHUNK": min(128, next_power_of_2(how.programs))}
     _launch(
-        step, _mta_decode_merge_kernel, batch * heads * cdiv(head_dim, block_d), StepLaunch(4, 3, None), True,
-        partial, out, tiles.programs, BLOCK_D=block_d, CHUNK=min(128, next_power_of_2(tiles.programs)),
+        step, _mta_decode_merge_kernel, batch * heads * cdiv(head_dim, block_d),
+        StepLaunch(how.programs, tiles, 4, 3, None), True, partial, out, how.programs,
     )  # fmt: skip
     return out
 
 
 def _launch(step: _Step, kernel: Any, programs: int, how: StepLaunch, follows: bool, *args: Any, **own: Any) -> None:
-    """Launch a kernel with the step's constants and its own; one that `follows` another waits for it itself."""
-    constants = step.constants | own
+    """Launch a kernel with the constants of the step and its own; one that `follows` another waits for it itself."""
+    constants = step.constants | how.tiles | own
     launch(
         kernel, programs, step.signature, *args,
         **{name: constants[name] for name in kernel.arg_names if name.isupper()}, num_warps=how.warps,

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mta_kernels.conv_attention.triton.decode_shares import _cache_rows, _load_rows
+from mta_kernels.conv_attention.triton.decode_shares import _cache_rows, _finite, _load_rows
 from mta_kernels.multi_token_attention.decode.rows import (
     LOG2E,
     _add_row,
@@ -14,7 +14,6 @@ from mta_kernels.multi_token_attention.decode.rows import (
     _is_finite,
     _load_mix,
     _load_row,
-    _logsumexp,
     _takes_part,
     _wide,
 )
@@ -61,19 +60,22 @@ def _mta_decode_values_kernel(
             post_taps_ptr + (POST_QUERY_TAPS - 1) * stride_pa, head, stride_ph, stride_pb, POST_KEY_TAPS, POST_PAD,
             BEFORE, SPAN, HEADS,
         ).to(DTYPE)  # fmt: skip
-    if DEPENDENT_LAUNCH and EARLY and AHEAD > 0:
-        _ask_for_values(
-            v_ptr, table_ptr, program * BLOCK_N, length, first_kv, tl.minimum(first_kv + AHEAD, last_kv), stride_vb,
-            stride_vh, stride_vn, stride_vd, stride_tp, BLOCK_N, HEAD_DIM, PAGE_SIZE,
-        )  # fmt: skip
-    if DEPENDENT_LAUNCH:
+    if DEPENDENT_LAUNCH and not EARLY:
         gdc_wait()
-    if DEPENDENT_LAUNCH and not EARLY and AHEAD > 0:
+    if DEPENDENT_LAUNCH and AHEAD > 0:
         _ask_for_values(
             v_ptr, table_ptr, program * BLOCK_N, length, first_kv, tl.minimum(first_kv + AHEAD, last_kv), stride_vb,
             stride_vh, stride_vn, stride_vd, stride_tp, BLOCK_N, HEAD_DIM, PAGE_SIZE,
         )  # fmt: skip
-    logsumexp = _logsumexp(found_ptr, batch, slots, HEADS, BLOCK_H, BLOCK_SLOTS)
+    if DEPENDENT_LAUNCH and EARLY:
+        gdc_wait()
+    # The newest row's logsumexp of each head, from its shares' results; 0 without keys and past the heads.
+    of_share = tl.arange(0, BLOCK_SLOTS)[:, None]
+    place = found_ptr + (batch.to(tl.int64) * slots + of_share) * HEADS + head[None, :]
+    found = tl.load(place, mask=(of_share < slots) & (head < HEADS)[None, :], other=float("-inf"))
+    largest = _finite(tl.max(found, 0))
+    total = tl.sum(tl.exp2((found - largest[None, :]) * LOG2E), 0)
+    logsumexp = largest + tl.log2(tl.where(total != 0, total, 1.0)) / LOG2E  # NaN stays
     slot = tl.maximum(length - 1, 0) % SLOTS
     if KEEPS and tl.program_id(0) % (programs * parts) == 0:
         kept = logsumexp_ptr + batch.to(tl.int64) * stride_sb + _wide(head) * stride_sh + slot * stride_ss
