@@ -32,7 +32,7 @@ FORWARD, SCORES, BACKWARD, SHARES = (
     f"{OF}triton/{x}.py" for x in ("forward_kernel", "backward_scores", "backward", "decode_shares")
 )
 SM80, BANDED = f"{OF}cuda_sm80/", f"{OF}banded/"
-CONSUMER, FOLD = f"{OF}hopper/forward_consumer.cuh", f"{OF}cuda_decode/fold.cuh"
+CONSUMER, WINDOW = f"{OF}hopper/forward_consumer.cuh", f"{OF}cuda_decode/window.cuh"
 RELEASE, PINGPONG = "block.pipeline.release(next);  //", "if constexpr (PINGPONG)"
 TAKE_GRADS = """else if (own.warpgroup == 1{}) {{  // a thread that only waits could miss the phase
             barrier_wait(block.grads_full, passed);
@@ -151,7 +151,7 @@ BY_FILE = {
     (FLASH, "nvrtc/swizzle.cuh"): {
         "bank conflicts": ("(chunk ^ row % 8 * WAYS<Columns> / 8)", "chunk"),
     },
-    (CUDA_STEPS, FOLD): {
+    (CUDA_STEPS, WINDOW): {
         "queries before the first token": (" && tap >= QUERY_TAPS - segment.length", ""),
         "a weight's stride": ("% KEY_TAPS * weight.stride_key", "% KEY_TAPS"),
     },

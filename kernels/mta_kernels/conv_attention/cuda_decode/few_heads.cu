@@ -191,47 +191,40 @@ DEVICE void put_newest(int lane, uint32_t r, uint32_t newest, int length, int fi
     }
 }
 
-// A segment's keys, by all warps. Calls `prepare` while the first keys are in flight; false if it returns false.
-template <class Prepare>
-DEVICE bool attend(const Arguments& args, Stream& stream, uint32_t shared, Sums& sums, Prepare prepare) {
+// A segment's keys, by all warps. The first keys are in flight.
+DEVICE void attend(const Arguments& args, const Segment& segment, Stream& stream, uint32_t shared, Sums& sums) {
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     const uint32_t r = shared + SCRATCH_AT + warp * SCRATCH, probabilities = r + PROBABILITIES;
+    fold(args, segment, shared + SCRATCH_AT, shared + FOLDED_AT, shared + NEWEST_AT, sums.units);
+    __syncthreads();
+    sums.clear();
+    store_shared(probabilities + lane * 16, uint4{0, 0, 0, 0});
 #pragma unroll 1
-    for (int tile = -STAGES;; tile++) {  // the first rounds only load
-        if (tile == 0) {
-            if (!prepare()) return false;
-            sums.clear();
-            store_shared(probabilities + lane * 16, uint4{0, 0, 0, 0});
-        }
-        if (tile >= 0 && tile >= stream.tiles) return true;
-        const uint32_t keys = Stream::buffer(shared, max(tile, 0));
-        if (tile >= 0) {
-            copies_wait<2 * STAGES - 1>();
-            __syncwarp();
-            multiply_keys(lane, keys, shared + FOLDED_AT, r);
-            __syncwarp();
-        }
+    for (int tile = 0; tile < stream.tiles; tile++) {
+        const uint32_t keys = Stream::buffer(shared, tile);
+        copies_wait<2 * STAGES - 1>();
+        __syncwarp();
+        multiply_keys(lane, keys, shared + FOLDED_AT, r);
+        __syncwarp();
         stream.load_keys(args, shared, tile + STAGES);
-        if (tile >= 0) {
-            const int first_column = stream.first_column(tile), key = stream.first_score(tile) + lane;
-            if (first_column + KEYS > stream.cache.length - NEWEST) {
-                put_newest(lane, r, shared + NEWEST_AT, stream.cache.length, first_column);
-                __syncwarp();
-            }
-            float scores[HEADS];
-            add_diagonals(lane, r, shared + CARRIED_AT + tile % 2 * WARPS * CARRIED, sums.carried, scores);
-#pragma unroll
-            for (int head = 0; IN_UNITS<ELEMENT> && head < HEADS; head++) scores[head] *= sums.units[head];
-            if (key < stream.start || key >= stream.stop)
-#pragma unroll
-                for (int head = 0; head < HEADS; head++) scores[head] = MINUS_INFINITY;
-            online_softmax(lane, scores, probabilities, sums);
-            __syncwarp();
-            copies_wait<2 * STAGES - 1>();
-            __syncwarp();
-            add_values(lane, keys + RING, probabilities, sums);
+        const int first_column = stream.first_column(tile), key = stream.first_score(tile) + lane;
+        if (first_column + KEYS > stream.cache.length - NEWEST) {
+            put_newest(lane, r, shared + NEWEST_AT, stream.cache.length, first_column);
             __syncwarp();
         }
+        float scores[HEADS];
+        add_diagonals(lane, r, shared + CARRIED_AT + tile % 2 * WARPS * CARRIED, sums.carried, scores);
+#pragma unroll
+        for (int head = 0; IN_UNITS<ELEMENT> && head < HEADS; head++) scores[head] *= sums.units[head];
+        if (key < stream.start || key >= stream.stop)
+#pragma unroll
+            for (int head = 0; head < HEADS; head++) scores[head] = MINUS_INFINITY;
+        online_softmax(lane, scores, probabilities, sums);
+        __syncwarp();
+        copies_wait<2 * STAGES - 1>();
+        __syncwarp();
+        add_values(lane, keys + RING, probabilities, sums);
+        __syncwarp();
         stream.load_values(args, shared, tile + STAGES);
     }
 }
@@ -239,7 +232,6 @@ DEVICE bool attend(const Arguments& args, Stream& stream, uint32_t shared, Sums&
 // Adds up the warps' sums of a segment, and the programs' sums if this is the last program that shares the head.
 DEVICE void finish(const Arguments& args, const Segment& segment, uint32_t shared, Sums& sums) {
     const int warp = thread_index() / 32, lane = thread_index() % 32;
-    const uint32_t scratch = shared + SCRATCH_AT + warp * SCRATCH;
 #pragma unroll
     for (int i = 0; i < HEADS; i++) {
         float sum = sums.sum[i];
@@ -248,11 +240,7 @@ DEVICE void finish(const Arguments& args, const Segment& segment, uint32_t share
         const float subtracted = sums.subtracted[i];
         if (lane == 0) set_statistic(shared, warp, i, subtracted == LEAST ? MINUS_INFINITY : subtracted, sum);
     }
-#pragma unroll
-    for (int i = 0; i < STEPS * 4; i++) {
-        const int number = i / 4 * 16 + i / 2 % 2 * 8 + lane / 4, head = lane % 4 * 2 + i % 2;
-        if (head < HEADS) store_shared(scratch + head * OUT_PITCH + number * 4, sums.out[i / 4][i % 4]);
-    }
+    store_out(shared + SCRATCH_AT + warp * SCRATCH, sums.out);
     add_warps(args, segment, shared);
     if (segment.programs == 1 || !last_to_come(args, segment, shared + FLAG_AT, [] { __syncthreads(); })) return;
     add_programs(args, shared, segment.first_program, segment.programs);
@@ -261,38 +249,4 @@ DEVICE void finish(const Arguments& args, const Segment& segment, uint32_t share
     add_warps(args, whole, shared);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    cuda_decode(const __grid_constant__ Arguments args) {
-    const uint32_t shared = shared_memory();
-    const int first_head = blockIdx.x % HEAD_BLOCKS * ALL_HEADS;
-    Work work;
-    if (!work.begin(args.lengths, blockIdx.x / HEAD_BLOCKS, args.programs, args.splits)) return;
-    Segment done;
-    Sums sums;
-    Stream stream;
-    for (bool first = true, more = true;; first = false) {
-        // A head's first keys are in flight while the head before it is finished.
-        Segment segment = work.segment;
-        Window window;
-        stream.tiles = 0;
-        if (more) {
-            Cache cache;
-            cache.open(args, segment);
-            window.load(args, segment, cache, first_head);
-            stream.begin(args, segment, cache);
-        }
-        const auto prepare = [&] {
-            if (!first) finish(args, done, shared, sums);
-            if (!more) return false;
-            window.store(args, segment, stream.cache, first_head, shared + SCRATCH_AT);
-            __syncthreads();
-            fold(args, segment, shared + SCRATCH_AT, shared + FOLDED_AT, shared + NEWEST_AT, sums.units);
-            __syncthreads();
-            return true;
-        };
-        if (!attend(args, stream, shared, sums, prepare)) return;
-        work.count_sharers(segment);
-        done = segment;
-        more = work.advance();
-    }
-}
+#include "program.cuh"

@@ -1,7 +1,7 @@
 // Shared memory of few_heads.cu, and what a segment prepares there before its keys: the folded queries, and the newest
 // keys' columns of r.
 #pragma once
-#include "stream.cuh"
+#include "layout.cuh"
 
 constexpr int ROWS = KEY_TAPS * HEADS;              // of folded queries: row tap * HEADS + head
 constexpr int TAPS_A_TILE = 8 / HEADS;
@@ -28,84 +28,19 @@ constexpr int FLAG_AT = CARRIED_AT + 2 * WARPS * CARRIED;
 static_assert(FLAG_AT + 4 == SHARED_BYTES, "as in plan.py");
 
 constexpr int COLUMNS = NEWEST > 0 ? NEWEST : 1;  // to divide by
-constexpr int WINDOW_ROWS = HEADS * QUERY_TAPS, WEIGHTS = WINDOW_ROWS * KEY_TAPS;
-constexpr int WINDOW_CHUNKS = (WINDOW_ROWS + NEWEST) * CHUNKS;
-// Chunks, and weights, that a thread reads before the first keys; the others follow them.
-constexpr int EARLY_CHUNKS = WINDOW_CHUNKS > 7 * THREADS ? 8 : (WINDOW_CHUNKS + THREADS - 1) / THREADS;
-constexpr int EARLY_WEIGHTS = WEIGHTS > 7 * THREADS ? 8 : (WEIGHTS + THREADS - 1) / THREADS;
+constexpr int INNER = 1, QUERY_ROWS = QUERY_TAPS, WINDOW_ROWS = HEADS * QUERY_TAPS, WINDOW_AT = SCRATCH_AT;  // see window.cuh
+DEVICE uint32_t weight_place(int i) { return SCRATCH_AT + WEIGHT + i * 4; }
 
 DEVICE bool reads_newest(const Segment& segment) {
     return NEWEST > 0 && segment.stop - PAD + KEY_TAPS - 1 > segment.length - NEWEST;
 }
 
+#include "window.cuh"
+
 DEVICE float dot(uint32_t a, uint32_t b) {
     return to_float(ELEMENT{(uint16_t)a}) * to_float(ELEMENT{(uint16_t)b}) +
            to_float(ELEMENT{(uint16_t)(a >> 16)}) * to_float(ELEMENT{(uint16_t)(b >> 16)});
 }
-
-// The last QUERY_TAPS queries of all heads, then the newest keys, the last one first, and the weights: in flight from
-// global memory to `scratch`.
-struct Window {
-    uint4 chunks[EARLY_CHUNKS];
-    float weights[EARLY_WEIGHTS];
-    const char* q;  // of the first head
-    int heads;      // that there are
-
-    DEVICE uint4 chunk(const Arguments& args, const Segment& segment, const Cache& cache, int i) const {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        if (row < WINDOW_ROWS) {  // before the first token there is no query, whatever the window holds there
-            const int head = row / QUERY_TAPS, tap = row % QUERY_TAPS, held = args.window - QUERY_TAPS + tap;
-            const bool inside = head < heads && held >= 0 && tap >= QUERY_TAPS - segment.length;
-            const int64_t at = head * args.q.stride_head + held * args.q.stride_row;
-            return load_chunk(q + at + chunk_offset(args.q, chunk), args.q.stride_number, HEAD_DIM - chunk * 8, inside);
-        }
-        const int key = segment.length - 1 - (row - WINDOW_ROWS);
-        if (row >= WINDOW_ROWS + NEWEST || key < 0 || !reads_newest(segment)) return {0, 0, 0, 0};
-        const int page = PAGED ? cache.page_of(args, key) : 0;
-        const int64_t at = row_offset(args.k, key, page, args.page_bits) + chunk_offset(args.k, chunk);
-        return load_chunk(cache.keys + at, args.k.stride_number, HEAD_DIM - chunk * 8, true);
-    }
-    DEVICE float weight(const Arguments& args, int first_head, int i) const {
-        const int head = i / (QUERY_TAPS * KEY_TAPS), tap = i / KEY_TAPS % QUERY_TAPS;
-        if (i >= WEIGHTS || head >= heads) return 0;
-        const Weight& weight = args.weight;
-        const int64_t at = (first_head + head) * weight.stride_head + tap * weight.stride_query +
-                           i % KEY_TAPS * weight.stride_key;
-        return weight.is_float ? ((const float*)weight.start)[at] : to_float(((const ELEMENT*)weight.start)[at]);
-    }
-
-    // Heads from `first_head` of the KV head's on.
-    DEVICE void load(const Arguments& args, const Segment& segment, const Cache& cache, int first_head) {
-        const int query_head = segment.kv_head * args.group + first_head;
-        q = args.q.start + segment.sequence * args.q.stride_batch + query_head * args.q.stride_head;
-        heads = args.group - first_head;
-        const int thread = thread_index();
-#pragma unroll
-        for (int i = 0; i < EARLY_CHUNKS; i++) chunks[i] = chunk(args, segment, cache, thread + i * THREADS);
-#pragma unroll
-        for (int i = 0; i < EARLY_WEIGHTS; i++) weights[i] = weight(args, query_head, thread + i * THREADS);
-    }
-    DEVICE void store(const Arguments& args, const Segment& segment, const Cache& cache, int first_head,
-                      uint32_t scratch) const {
-        const int thread = thread_index();
-#pragma unroll
-        for (int i = 0; i < EARLY_CHUNKS; i++) {
-            const int at = thread + i * THREADS;
-            if (at < WINDOW_CHUNKS) store_shared(scratch + at / CHUNKS * PITCH + at % CHUNKS * 16, chunks[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < EARLY_WEIGHTS; i++) {
-            const int at = thread + i * THREADS;
-            if (at < WEIGHTS) store_shared(scratch + WEIGHT + at * 4, weights[i]);
-        }
-#pragma unroll 1
-        for (int at = thread + EARLY_CHUNKS * THREADS; at < WINDOW_CHUNKS; at += THREADS)
-            store_shared(scratch + at / CHUNKS * PITCH + at % CHUNKS * 16, chunk(args, segment, cache, at));
-#pragma unroll 1
-        for (int at = thread + EARLY_WEIGHTS * THREADS; at < WEIGHTS; at += THREADS)
-            store_shared(scratch + WEIGHT + at * 4, weight(args, segment.kv_head * args.group + first_head, at));
-    }
-};
 
 DEVICE float of_head(const float (&numbers)[HEADS], int head) {  // without an array in memory
     float number = numbers[0];

@@ -6,7 +6,6 @@
 // A program takes a run of the keys (work.cuh). A producer thread copies tiles of KEYS keys, and of as many values, into a
 // ring of STAGES buffers. Consumer warp groups take tiles in turn; SHARING of them share a tile, with HEADS query heads each.
 // At the end they add up in shared memory. The last program of a head adds up all its programs' parts, or merge.cu does.
-// has counts for it, else merge.cu.
 //
 // The copy engine permutes a tile's keys, and fold_head orders the folded queries, so that a thread has RUN neighbouring
 // keys with all taps of CLASS_HEADS heads. It adds the diagonals of r in registers. Shuffles pass what a run adds to later

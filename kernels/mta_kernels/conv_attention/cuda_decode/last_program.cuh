@@ -7,10 +7,7 @@ DEVICE void add_programs(const Arguments& args, uint32_t shared, int first_progr
     constexpr int VECTORS = HEADS * DEPTH / 4;
     constexpr int COUNT = (VECTORS + 31) / 32, AT_ONCE = COUNT > 4 ? 1 : 3;  // in flight
     const int warp = thread_index() / 32, lane = thread_index() % 32;
-    float maximum[COUNT], sum[COUNT];
-    float4 value[COUNT];
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) maximum[i] = MINUS_INFINITY, sum[i] = 0, value[i] = {0, 0, 0, 0};
+    Part sums[COUNT];
 #pragma unroll 1
     for (int next = warp; next < programs; next += WARPS * AT_ONCE) {
         float2 statistic[AT_ONCE][COUNT];
@@ -33,25 +30,14 @@ DEVICE void add_programs(const Arguments& args, uint32_t shared, int first_progr
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++)
 #pragma unroll
-            for (int i = 0; i < COUNT; i++) {
-                const float new_maximum = fmaxf(maximum[i], statistic[k][i].x);
-                const float old_scale = exp2_fast(maximum[i] - finite(new_maximum));
-                const float scale = exp2_fast(statistic[k][i].x - finite(new_maximum));
-                maximum[i] = new_maximum, sum[i] = sum[i] * old_scale + statistic[k][i].y * scale;
-                value[i].x = value[i].x * old_scale + part[k][i].x * scale;
-                value[i].y = value[i].y * old_scale + part[k][i].y * scale;
-                value[i].z = value[i].z * old_scale + part[k][i].z * scale;
-                value[i].w = value[i].w * old_scale + part[k][i].w * scale;
-            }
+            for (int i = 0; i < COUNT; i++) sums[i].add(statistic[k][i], part[k][i]);
     }
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
         const int vector = lane + 32 * i, head = vector / (DEPTH / 4), number = vector % (DEPTH / 4) * 4;
         if (vector < VECTORS) {
-            const uint32_t at = shared + SCRATCH_AT + warp * SCRATCH + head * OUT_PITCH + number * 4;
-            store_shared(at, uint4{__float_as_uint(value[i].x), __float_as_uint(value[i].y), __float_as_uint(value[i].z),
-                                   __float_as_uint(value[i].w)});
-            if (number == 0) set_statistic(shared, warp, head, maximum[i], sum[i]);
+            store_floats(shared + SCRATCH_AT + warp * SCRATCH + head * OUT_PITCH + number * 4, sums[i].values);
+            if (number == 0) set_statistic(shared, warp, head, sums[i].maximum, sums[i].sum);
         }
     }
 }

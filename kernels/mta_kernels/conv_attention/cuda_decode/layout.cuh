@@ -8,6 +8,7 @@ constexpr int TEAMS = WARPS / SHARING;              // warps of a team share til
 constexpr int ALL_HEADS = HEADS * SHARING;
 constexpr int DEPTH = (HEAD_DIM + 15) / 16 * 16;    // products are 16 deep
 constexpr int STEPS = DEPTH / 16, CHUNKS = DEPTH / 8;  // a chunk is 16 bytes
+constexpr int Q_PITCH = (CHUNKS + 1) * 16;          // of a row of the window
 constexpr int KEYS = 8 * BLOCK;                     // of a tile
 constexpr int TAIL = KEY_TAPS - 1;  // scores after a tile's own that its columns add to
 constexpr int NEWEST = QUERY_TAPS - 1;              // keys that some queries of the window do not see

@@ -181,7 +181,7 @@ DEVICE void meet_team() {
 }
 
 // A segment's keys, by all warps. The first keys are in flight.
-DEVICE void attend(const Arguments& args, Stream& stream, uint32_t shared, Sums& sums) {
+DEVICE void attend(const Arguments& args, const Segment&, Stream& stream, uint32_t shared, Sums& sums) {
     const int lane = thread_index() % 32;
     sums.clear();
 #pragma unroll 1
@@ -220,46 +220,8 @@ DEVICE void finish(const Arguments& args, const Segment& segment, uint32_t share
     sum += __shfl_xor_sync(~0u, sum, 2);
     if (lane % 4 == 0)
         set_statistic(shared, warp, lane / 4, sums.subtracted == LEAST ? MINUS_INFINITY : sums.subtracted, sum);
-#pragma unroll
-    for (int i = 0; i < STEPS * 4; i++) {
-        const int number = i / 4 * 16 + i / 2 % 2 * 8 + lane / 4, head = lane % 4 * 2 + i % 2;
-        store_shared(shared + SCRATCH_AT + warp * SCRATCH + head * OUT_PITCH + number * 4, sums.out[i / 4][i % 4]);
-    }
+    store_out(shared + SCRATCH_AT + warp * SCRATCH, sums.out);
     add_warps(args, segment, shared);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    cuda_decode(const __grid_constant__ Arguments args) {
-    let_next_start();
-    const uint32_t shared = shared_memory();
-    const int first_head = blockIdx.x % HEAD_BLOCKS * ALL_HEADS;
-    Work work;
-    if (!work.begin(args.lengths, blockIdx.x / HEAD_BLOCKS, args.programs, args.splits)) return;
-    Segment done;
-    Sums sums;
-    Stream stream;
-    for (bool first = true, more = true;; first = false) {
-        // A head's first keys are in flight while the head before it is finished.
-        Segment segment = work.segment;
-        Window window;
-        if (more) {
-            Cache cache;
-            cache.open(args, segment);
-            window.load(args, segment, first_head);
-            stream.begin(args, segment, cache);
-#pragma unroll 1
-            for (int tile = 0; tile < STAGES; tile++) {
-                stream.load_keys(args, shared, tile);
-                stream.load_values(args, shared, tile);
-            }
-        }
-        if (!first) finish(args, done, shared, sums);
-        if (!more) return;
-        window.store(args, segment, first_head, shared);
-        __syncthreads();
-        attend(args, stream, shared, sums);
-        work.count_sharers(segment);
-        done = segment;
-        more = work.advance();
-    }
-}
+#include "program.cuh"

@@ -16,6 +16,16 @@ DEVICE void set_statistic(uint32_t shared, int warp, int head, float maximum, fl
     store_shared(shared + STATISTICS_AT + (warp * HEADS + head) * 8, __float_as_uint(maximum), __float_as_uint(sum));
 }
 
+// A lane's part of out, of dimensions lane / 4, and 8 more, of every 16, and heads 2 (lane % 4) and the next.
+DEVICE void store_out(uint32_t to, const float (&out)[STEPS][4]) {
+    const int lane = thread_index() % 32;
+#pragma unroll
+    for (int i = 0; i < STEPS * 4; i++) {
+        const int number = i / 4 * 16 + i / 2 % 2 * 8 + lane / 4, head = lane % 4 * 2 + i % 2;
+        if (head < HEADS) store_shared(to + head * OUT_PITCH + number * 4, out[i / 4][i % 4]);
+    }
+}
+
 constexpr int TEAMS_AT_ONCE = FEW_HEADS ? TEAMS : 4;
 
 // Adds up the warps' parts of a segment: to `out` if they are all, else to this program's part in global memory.
