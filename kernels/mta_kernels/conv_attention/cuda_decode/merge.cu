@@ -32,11 +32,5 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) cuda_decode_merge
         load_floats(both, shared + MERGE_THREADS * 16 + from * 8);
         part.add({both[0], both[1]}, {values[0], values[1], values[2], values[3]});
     }
-    uint16_t* out = args.out + (int64_t)blockIdx.x * HEAD_DIM;
-    const float inverse = part.sum == 0 ? 0 : reciprocal_fast(part.sum);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int number = vector * 4 + i;
-        if (number < HEAD_DIM) out[number] = from_float<ELEMENT>(part.values[i] * inverse).bits;
-    }
+    write_out(args.out + (int64_t)blockIdx.x * HEAD_DIM, vector * 4, part.sum, part.values);
 }

@@ -2,6 +2,14 @@
 #pragma once
 #include "layout.cuh"
 
+// Four numbers of a head's output, which are weighted as their `sum`; zeros for a sequence without tokens.
+DEVICE void write_out(uint16_t* out, int number, float sum, const float (&value)[4]) {
+    const float inverse = sum == 0 ? 0 : reciprocal_fast(sum);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (number + i < HEAD_DIM) out[number + i] = from_float<ELEMENT>(value[i] * inverse).bits;
+}
+
 // Four numbers of a head of a segment; they and their `sum` are weighted by 2^(score - maximum). To `out` if the program has
 // all of the head's keys, else to its part in global memory.
 DEVICE void write_part(const Arguments& args, const Segment& segment, int head, int number, float maximum, float sum,
@@ -16,11 +24,7 @@ DEVICE void write_part(const Arguments& args, const Segment& segment, int head, 
     const int64_t kv_head = (int64_t)segment.sequence * args.lengths.kv_heads + segment.kv_head;
     const int of_group = blockIdx.x % HEAD_BLOCKS * ALL_HEADS + head;
     if (of_group >= args.group) return;
-    uint16_t* out = args.out + (kv_head * args.group + of_group) * HEAD_DIM;
-    const float inverse = sum == 0 ? 0 : reciprocal_fast(sum);  // zeros for a sequence without tokens
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-        if (number + j < HEAD_DIM) out[number + j] = from_float<ELEMENT>(value[j] * inverse).bits;
+    write_out(args.out + (kv_head * args.group + of_group) * HEAD_DIM, number, sum, value);
 }
 
 // Whether this program is the last to finish of those that share a segment's head: all have written their parts. The threads
