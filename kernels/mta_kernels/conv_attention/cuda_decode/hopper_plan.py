@@ -14,7 +14,7 @@ from torch import Tensor
 from mta_kernels.call_memory import keep
 from mta_kernels.conv_attention.cuda_decode.plan import FOLDER, DecodePlan, KernelConstants
 from mta_kernels.conv_attention.hopper.source import FOLDER as HOPPER
-from mta_kernels.conv_attention.hopper.source import Product, wgmma_header
+from mta_kernels.conv_attention.hopper.source import wgmma_header
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, encode, has_describable_strides, outer_strides
 from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
 from mta_kernels.nvrtc.compiler import Source, headers_in
@@ -106,8 +106,7 @@ class HopperConstants(KernelConstants):
             "CONSUMER_REGISTERS": consumer_registers, "PRODUCER_REGISTERS": producer_registers,
             "LAST_ADDS_UP": int(self.last_adds_up), "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
-        products = Product(self.columns, element), Product(8, element, "rows")
-        headers = headers_in(HOPPER, FOLDER) | {"wgmma.cuh": wgmma_header(products)}
+        headers = headers_in(HOPPER, FOLDER) | {"wgmma.cuh": wgmma_header((self.columns, element), (8, element))}
         return Source(FOLDER / "hopper_heads.cu", "sm_90a", constants, headers)
 
 

@@ -27,7 +27,7 @@ from mta_kernels.conv_attention.banded.structures import Inputs, Positions
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
 from mta_kernels.conv_attention.hopper.forward import ROWS, SLAB
 from mta_kernels.conv_attention.hopper.prepare import HopperPreparation, HopperTileConstants, prepare_launch
-from mta_kernels.conv_attention.hopper.source import Product, hopper_source
+from mta_kernels.conv_attention.hopper.source import hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.conv_attention.packing import document_factors, rows_that_see
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
@@ -35,7 +35,7 @@ from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source
 from mta_kernels.nvrtc.kernel import kernel
-from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields
+from mta_kernels.nvrtc.structures import Rows, Weight, fields
 from mta_kernels.operation import Operation
 
 SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows above a warpgroup's own
@@ -80,16 +80,8 @@ class HopperBackwardConstants(HopperTileConstants):
         product_stages = min(rows // ((self.places // 64 + self.slabs) * SLAB), 4)
         return rows + (2 * self.stages + 2 * product_stages + 12) * 8 + 32
 
-    def products(self) -> list[Product]:
-        element = ELEMENTS[self.dtype]
-        return [
-            Product(64, element), Product(32, "Half"), Product(32, "Half", "fragments"),
-            Product(24, "Half", "transposed"), Product(self.head_dim, element, "registers"),
-            Product(self.head_dim, element, "transposed"),
-        ]  # fmt: skip
-
     def source(self, architecture: str = "sm_90a") -> Source:
-        return hopper_source("backward.cu", self.products(), self.constants())
+        return hopper_source("backward.cu", self.constants(), 64, self.head_dim)
 
 
 SCRATCH_ALIGNED = 256  # bytes, at multiples of which the parts of the scratch begin

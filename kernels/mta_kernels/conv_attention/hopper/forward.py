@@ -14,7 +14,7 @@ from mta_kernels.allocation import empty, empty_like, new_empty
 from mta_kernels.call_memory import keep
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions, heads_in_l2
 from mta_kernels.conv_attention.hopper.prepare import HopperPreparation, HopperTileConstants, prepare_launch
-from mta_kernels.conv_attention.hopper.source import Product, hopper_source
+from mta_kernels.conv_attention.hopper.source import hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
@@ -87,17 +87,8 @@ class HopperForwardConstants(HopperTileConstants):
         own = {"VALUE_DIM": self.value_dim, "VALUE_PARTS": self.value_parts}
         return {**super().constants(), **own}
 
-    def products(self) -> list[Product]:
-        element = ELEMENTS[self.dtype]
-        found = [
-            Product(columns, of, how)
-            for columns, of in ((64, element), (32, "Half"))
-            for how in ("shared", "fragments")
-        ]
-        return [*found, Product(self.value_dim, element, "registers")]
-
     def source(self, architecture: str = "sm_90a") -> Source:
-        return hopper_source("forward.cu", self.products(), self.constants())
+        return hopper_source("forward.cu", self.constants(), 64, self.value_dim)
 
 
 class HopperForwardArguments(ctypes.Structure):

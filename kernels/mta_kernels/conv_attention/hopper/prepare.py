@@ -9,11 +9,11 @@ from typing import Any
 
 from mta_kernels.conv_attention.banded.backward_plan import NORM_PARTS
 from mta_kernels.conv_attention.banded.structures import BandedConstants
-from mta_kernels.conv_attention.hopper.source import Product, hopper_source
+from mta_kernels.conv_attention.hopper.source import hopper_source
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source
 from mta_kernels.nvrtc.kernel import kernel
-from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields
+from mta_kernels.nvrtc.structures import Rows, Weight, fields
 
 TAP_NUMBERS = 16 * 32
 
@@ -32,11 +32,8 @@ class PrepareConstants(BandedConstants):
         """Bytes of T of one head."""
         return self.conv.query_taps * TAP_NUMBERS * 2
 
-    def products(self) -> list[Product]:
-        return [Product(64, ELEMENTS[self.dtype])]
-
     def source(self, architecture: str = "sm_90a") -> Source:
-        return hopper_source("prepare.cu", self.products(), self.constants())
+        return hopper_source("prepare.cu", self.constants())
 
 
 @dataclass(frozen=True)

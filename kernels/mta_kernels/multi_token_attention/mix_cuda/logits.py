@@ -15,7 +15,6 @@ from torch import Tensor
 from mta_kernels.allocation import empty
 from mta_kernels.call_memory import keep
 from mta_kernels.conv_attention.hopper import source as hopper
-from mta_kernels.conv_attention.hopper.source import Product
 from mta_kernels.conv_attention.hopper.tensor_maps import has_describable_strides, tensor_map
 from mta_kernels.multi_token_attention.rows_cuda import rows
 from mta_kernels.multi_token_attention.rows_cuda.rows import Matrix
@@ -39,9 +38,10 @@ def shape_unsupported(dtype: torch.dtype, heads: int, head_dim: int) -> str | No
     return None
 
 
-def source(name: str, constants: dict[str, Any], product: hopper.Product) -> Source:
-    """The source of a kernel that uses this product, for sm_90a."""
-    headers = headers_in(hopper.FOLDER, rows.FOLDER, FOLDER) | {"wgmma.cuh": hopper.wgmma_header([product])}
+def source(name: str, constants: dict[str, Any], columns: int) -> Source:
+    """The source of a kernel that uses products of so many columns, for sm_90a."""
+    header = hopper.wgmma_header((columns, "Bfloat16"))
+    headers = headers_in(hopper.FOLDER, rows.FOLDER, FOLDER) | {"wgmma.cuh": header}
     return Source(FOLDER / name, "sm_90a", constants, headers)
 
 
@@ -101,7 +101,7 @@ class LogitConstants:
             "CLUSTER": self.cluster, "BUFFERS": self.buffers, "BULK": 1, "BYTES": self.shared_memory,
             "FINISH_THREADS": FINISH_THREADS,
         }  # fmt: skip
-        return source("logits.cu", constants, Product(STEP_KEYS, "Bfloat16", "fragments"))
+        return source("logits.cu", constants, STEP_KEYS)
 
 
 @functools.cache

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from mta_kernels.call_memory import keep
-from mta_kernels.conv_attention.hopper.source import Product
 from mta_kernels.conv_attention.hopper.tensor_maps import describable, tensor_map
 from mta_kernels.multi_token_attention.mix_cuda.logits import shape_unsupported, source
 from mta_kernels.multi_token_attention.rows_cuda.rows import Matrix
@@ -63,13 +62,12 @@ class ValuesConstants:
         return self.bytes_beside_units + self.units * (UNIT + 16)
 
     def source(self, architecture: str = "sm_90a") -> Source:
-        element = ELEMENTS[torch.bfloat16]
         constants = {
-            "ELEMENT": element, "HEADS": self.heads, "HEAD_DIM": self.head_dim, "CLUSTER": self.cluster, "BULK": 1,
+            "ELEMENT": ELEMENTS[torch.bfloat16], "HEADS": self.heads, "HEAD_DIM": self.head_dim, "CLUSTER": self.cluster, "BULK": 1,
             "ROWS": self.rows, "UNITS": self.units, "VALUE_STAGES": self.value_stages, "PLANE_STAGES": PLANE_STAGES,
             "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
-        return source("values.cu", constants, Product(self.head_dim, element, "values"))
+        return source("values.cu", constants, self.head_dim)
 
 
 def constants_for(heads: int, head_dim: int) -> ValuesConstants:
