@@ -9,7 +9,7 @@ from emulated_kernels import FOLDER, Emulator
 from torch import Tensor
 
 from mta_kernels.conv_attention import banded
-from mta_kernels.conv_attention.hopper import backward, forward, tensor_maps
+from mta_kernels.conv_attention.hopper import backward, forward, prepare, tensor_maps
 from mta_kernels.nvrtc.compiler import Source
 
 
@@ -58,8 +58,8 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> HopperEmulator:
 
     found = HopperEmulator()
     found.take_over(monkeypatch)
+    monkeypatch.setattr(prepare, "_launches", {})
     for module in (forward, backward):
-        monkeypatch.setattr(module, "_launches", {})
         monkeypatch.setattr(module, "sm_count", lambda device: 3)  # persistent blocks with several work tiles each
         monkeypatch.setattr(module, "tensor_map", tensor_map)
     monkeypatch.setattr(backend, "platform_unsupported", lambda device: None)

@@ -16,6 +16,7 @@ from mta_kernels.conv_attention.banded import backward_plan, structures
 from mta_kernels.conv_attention.cuda_sm80 import backward as cuda_backward
 from mta_kernels.conv_attention.cuda_sm80 import forward as cuda_forward
 from mta_kernels.conv_attention.hopper import backward as hopper_backward
+from mta_kernels.conv_attention.hopper import prepare
 
 BF16, FP16 = torch.bfloat16, torch.float16
 ON_GPU = DEVICE == "cuda"
@@ -42,7 +43,7 @@ class Kernels(NamedTuple):
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """Run here, with NaN in whatever they do not write; no plan is kept from other tests."""
     poison_memory(monkeypatch)
-    monkeypatch.setattr(hopper_backward, "_launches", {})
+    monkeypatch.setattr(prepare, "_launches", {})
     monkeypatch.setattr(cuda_backward, "_plan", backward_plan.ChunkPlan.of)
     fixture = EMULATORS[request.param]
     return Kernels(request.param, fixture and request.getfixturevalue(fixture))

@@ -28,7 +28,6 @@ from mta_kernels.conv_attention.banded.structures import BandedConstants, Inputs
 from mta_kernels.conv_attention.cuda_sm80.forward import beside_eights, in_reach
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
 from mta_kernels.conv_attention.packing import document_factors, rows_that_see
-from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import shared_memory_limit, sm_count
 from mta_kernels.nvrtc.compiler import Source, headers_in
 from mta_kernels.nvrtc.kernel import Kernel, kernel
@@ -181,30 +180,14 @@ class Sm80BackwardArguments(ctypes.Structure):
     )  # fmt: skip
 
 
-def conv_attention_backward(
-    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor,
-    grad_out: Tensor, *, head_chunk: int = 0, spans: Tensor | None = None,
-) -> Gradients:  # fmt: skip
-    """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes and dtypes.
-
-    Takes the arguments of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and the gradient
-    `grad_out [B, Hq, M, D]`. Tensors have any strides. Computes `head_chunk` query heads at a time, all if 0.
-    Results are the same from run to run. Scratch: p and ds of the chunks of rows in flight, see `ChunkPlan`.
-    """
-
-    def some_heads(*tensors: Tensor) -> Gradients:
-        return _gradients(operation, *tensors, spans=spans)
-
-    tensors = q, k, v, weight, out, logsumexp, grad_out
-    with on_device_of(q), without_autocast(q):
-        return gradients_by_chunks(some_heads, *tensors, head_chunk=head_chunk)
-
-
 def _gradients(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor,
-    grad_out: Tensor, *, spans: Tensor | None,
+    grad_out: Tensor, spans: Tensor | None,
 ) -> Gradients:  # fmt: skip
-    """Dq in q's dtype, dk, dv and the weight's gradient in float32; logsumexp is contiguous."""
+    """Dq in q's dtype, dk, dv and the weight's gradient in float32; logsumexp is contiguous.
+
+    Scratch: p and ds of the chunks of rows in flight, see `ChunkPlan`.
+    """
     q, k, v, out, grad_out = map(in_reach, (q, k, v, out, grad_out))
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
@@ -258,6 +241,7 @@ def _gradients(
     return dq, dk, dv, dweight.sum((0, 2)).view(weight.shape)
 
 
+conv_attention_backward = functools.partial(gradients_by_chunks, _gradients)
 _plan = functools.lru_cache(256)(ChunkPlan.of)
 
 

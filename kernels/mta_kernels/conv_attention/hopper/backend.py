@@ -55,10 +55,10 @@ def _backward(operation: Operation, q: Tensor, *tensors: Tensor, **options: Any)
 def _replay_backward(operation: Operation, q: Tensor, *tensors: Any) -> Callable[..., Gradients]:
     if q.shape[3] > MAX_BACKWARD_HEAD_DIM:
         return partial(cuda_backward.conv_attention_backward, operation)
-    return backward.launches_for(operation, q, *tensors).gradients
+    return backward.BackwardLaunches.of(operation, q, *tensors).gradients
 
 
 HOPPER = Backend(
     "hopper", why_not, rank, forward.conv_attention_forward, _backward,
-    replay=forward.launches_for, replay_backward=_replay_backward,
+    replay=forward.ForwardLaunches.of, replay_backward=_replay_backward,
 )  # fmt: skip

@@ -5,19 +5,22 @@ from __future__ import annotations
 import ctypes
 import math
 from ctypes import c_int, c_void_p
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mta_kernels.allocation import empty, empty_like, new_empty
-from mta_kernels.call_memory import keep
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions, heads_in_l2
-from mta_kernels.conv_attention.hopper.prepare import HopperPreparation, HopperTileConstants, prepare_launch
+from mta_kernels.conv_attention.hopper.prepare import (
+    HopperLaunches,
+    HopperPreparation,
+    HopperTileConstants,
+    prepare_launch,
+)
 from mta_kernels.conv_attention.hopper.source import hopper_source
-from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
+from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, tensor_map
 from mta_kernels.gpu_limits import sm_count
-from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source
 from mta_kernels.nvrtc.kernel import kernel
 from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields
@@ -28,7 +31,6 @@ ROWS, SLAB = 64, 64 * 128
 SLOTS, WORK_TILE = 2, 48  # work tiles in flight, and bytes of each
 MAX_VALUE_DIM = 128
 MAX_BACKWARD_HEAD_DIM = 128  # of backward.cu: see backend.py
-_launches: dict[tuple, ForwardLaunches] = {}
 
 
 def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:
@@ -110,144 +112,77 @@ def conv_attention_forward(
     contiguous, and whose start and other strides are multiples of 16 bytes. Nothing waits for the GPU. The scratch is
     too small for `head_chunk` to matter.
     """
-    return launches_for(operation, q, k, v, weight, spans is not None)(q, k, v, weight, spans)
+    launches = ForwardLaunches.of(operation, q, k, v, weight, packed=spans is not None)
+    return launches(q, k, v, weight, spans)
 
 
-def launches_for(
-    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, packed: bool = False
-) -> ForwardLaunches:
-    """The launches for tensors like these, remembered; `packed` is whether there are spans."""
-    key = (
-        q.shape, k.shape, weight.shape, q.stride(), k.stride(), v.stride(), weight.stride(), q.dtype, weight.dtype,
-        q.device, operation, packed,
-    )  # fmt: skip
-    found = _launches.get(key)
-    if found is None:
-        found = keep(_launches, key, ForwardLaunches(operation, q, k, v, weight, packed))
-    return found
+class ForwardLaunches(HopperLaunches):
+    """The forward for calls that differ only in addresses."""
 
-
-class ForwardLaunches:
-    """The forward for calls that differ only in addresses: everything else is computed once."""
-
-    def __init__(self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, packed: bool) -> None:
-        self._operation, self._packed = operation, packed
-        self._constants = HopperForwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed)
-        self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v))
-        self._layout = scratch_layout(self._constants, q.shape[1], q.shape[0] * q.shape[2])
-        # A template for `new_empty`: torch.empty with a shape and a device takes the host twice as long.
-        self._bytes = empty(0, dtype=torch.uint8, device=q.device)
-        self._logsumexp = empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:3])
-        self._is_contiguous = q.is_contiguous()
-        self._maps: dict[tuple[int, ...], list[TensorMap]] = {}  # of q, k and v, by where they begin
-        self._idle: list[ForwardCall] = []
-
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, spans: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """As `conv_attention_forward`."""
-        logsumexp = empty_like(self._logsumexp, memory_format=torch.contiguous_format)
-        return self._launch(q, k, v, weight, spans, logsumexp), logsumexp
-
-    def out_alone(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
-        """As `conv_attention_forward`, without returning the logsumexp."""
-        return self._launch(q, k, v, weight, None, None)
-
-    def _launch(
-        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, spans: Tensor | None, logsumexp: Tensor | None
-    ) -> Tensor:
-        starts = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        maps = self._maps.get(starts)
-        if maps is None:
-            if not self._has_describable_strides or (starts[0] | starts[1] | starts[2]) % 16:
-                q, k, v = (describable(x) for x in (q, k, v))
-                launches = launches_for(self._operation, q, k, v, weight, self._packed)
-                return launches._launch(q, k, v, weight, spans, logsumexp)
-            maps = keep(self._maps, starts, [tensor_map(x) for x in (q, k, v)])
-        out = empty_like(q) if self._is_contiguous else new_empty(q, q.shape)
-        layout = self._layout
-        scratch = new_empty(self._bytes, layout.end if logsumexp is None else layout.logsumexp)
-        scratch_at = scratch.data_ptr()
-        try:
-            call = self._idle.pop()  # so that no other thread has it
-        except IndexError:
-            call = ForwardCall(self._operation, q, k, v, weight, self._constants, self._layout)
-        if call.described is not maps:
-            call.describe(maps, *starts)
-        if call.scratch != scratch_at:
-            call.place(scratch_at)
-        arguments = call.arguments
-        call.preparation.weight.start = call.inputs.weight.start = weight.data_ptr()
-        arguments.out = out.data_ptr()
-        arguments.logsumexp = scratch_at + layout.logsumexp if logsumexp is None else logsumexp.data_ptr()
-        if spans is not None:
-            call.positions.spans = spans.data_ptr()
-        call.launches()
-        self._idle.append(call)  # the driver has read its arguments
-        return out
-
-
-class ForwardCall:
-    """Both launches of one call at a time, ready for the driver but for addresses."""
-
-    def __init__(
-        self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, constants: HopperForwardConstants,
-        layout: ForwardScratch,
-    ) -> None:  # fmt: skip
+    def __init__(self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, packed: bool) -> None:
+        constants = HopperForwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed)
         batch, heads, query_rows, _ = q.shape
         kv_heads, key_rows = k.shape[1:3]
-        device = q.device.index
-        self.preparation = HopperPreparation(
+        scratch = {
+            "taps": heads * constants.prepared.tap_bytes, "weight_scale": 4 * heads, "tile_counter": 4,
+            "own_logsumexp": 4 * batch * heads * query_rows,  # of a call that does not return it
+        }  # fmt: skip
+        super().__init__((q, k, v), scratch, 4)
+        self._operation, self._packed = operation, packed
+        self._logsumexp = empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:3])
+        self._is_contiguous = q.is_contiguous()
+        self._preparation = HopperPreparation(
             weight=Weight.of(weight), scale_log2=operation.scale * math.log2(math.e), counter_count=1,
             heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
         )  # fmt: skip
         row_blocks = -(-query_rows // constants.block_rows)
         work_tiles = row_blocks * constants.value_parts * heads * batch
         blocks = min(work_tiles, sm_count(q.device))
-        self.arguments = HopperForwardArguments(
+        self._arguments = HopperForwardArguments(
             Positions(None, heads, heads // kv_heads, query_rows, key_rows),
             row_blocks=row_blocks, work_tiles=work_tiles, blocks=blocks,
             heads_in_l2=heads_in_l2(k, batch * heads) * constants.value_parts,
             inputs=Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), operation.scale),
         )  # fmt: skip
-        self.positions, self.inputs = self.arguments.at, self.arguments.inputs  # parts of it, not copies
-        self._maps, self._layout = (TensorMap * 3)(), layout
-        self.described: list[TensorMap] | None = None
-        self.scratch: int | None = None
-        forward = kernel(constants, device).prepared((blocks, 1), *self._maps, self.arguments, follows=True)
-        self.launches = driver.LaunchSequence(prepare_launch(constants.prepared, self.preparation, device), forward)
+        self._positions, self._inputs = self._arguments.at, self._arguments.inputs  # parts of it, not copies
+        self._maps, device = (TensorMap * 3)(), q.device.index
+        self._starts["counters"] = self._starts["tile_counter"]
+        self._sequence(
+            (self._preparation, self._arguments), [[self._inputs.q], [self._inputs.k], [self._inputs.v]],
+            prepare_launch(constants.prepared, self._preparation, device),
+            kernel(constants, device).prepared((blocks, 1), *self._maps, self._arguments, follows=True),
+        )  # fmt: skip
 
-    def describe(self, maps: list[TensorMap], q: int, k: int, v: int) -> None:
-        """Set the maps and the addresses of q, k and v."""
-        self._maps[:] = maps
-        self.inputs.q.start, self.inputs.k.start, self.inputs.v.start = q, k, v
-        self.described = maps
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, spans: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As `conv_attention_forward`."""
+        logsumexp = empty_like(self._logsumexp, memory_format=torch.contiguous_format)
+        return self._run(q, k, v, weight, spans, logsumexp), logsumexp
 
-    def place(self, scratch: int) -> None:
-        """Set the address of the scratch, but not of the logsumexp."""
-        preparation, arguments, layout = self.preparation, self.arguments, self._layout
-        preparation.taps = arguments.taps = scratch
-        preparation.weight_scale = arguments.weight_scale = scratch + layout.weight_scale
-        preparation.counters = arguments.tile_counter = scratch + layout.tile_counter
-        self.scratch = scratch
+    def out_alone(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+        """As `conv_attention_forward`, without returning the logsumexp."""
+        return self._run(q, k, v, weight, None, None)
 
-
-class ForwardScratch(NamedTuple):
-    """Where the parts of the scratch begin, after T `[Hq, cq, 512]` fp16, and where it ends.
-
-    These are T's scale `[Hq]` float32, the tile scheduler's counter, and the logsumexp `[B, Hq, M]` float32 of a call
-    that does not return it.
-    """
-
-    weight_scale: int
-    tile_counter: int
-    logsumexp: int
-    end: int
-
-
-def scratch_layout(constants: HopperForwardConstants, heads: int, batch_rows: int) -> ForwardScratch:
-    """The scratch of a call."""
-    weight_scale = heads * constants.prepared.tap_bytes
-    tile_counter = weight_scale + heads * 4
-    logsumexp = tile_counter + 4
-    return ForwardScratch(weight_scale, tile_counter, logsumexp, logsumexp + heads * batch_rows * 4)
+    def _run(
+        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, spans: Tensor | None, logsumexp: Tensor | None
+    ) -> Tensor:
+        starts = self._addresses(q, k, v)
+        if starts is None:
+            q, k, v = map(describable, (q, k, v))
+            launches = self.of(self._operation, q, k, v, weight, packed=self._packed)
+            return launches._run(q, k, v, weight, spans, logsumexp)
+        out = empty_like(q) if self._is_contiguous else new_empty(q, q.shape)
+        own_logsumexp = self._starts["own_logsumexp"]
+        scratch = new_empty(self._bytes, self._end if logsumexp is None else own_logsumexp)
+        scratch_at = scratch.data_ptr()
+        with self._lock:
+            self._bind(scratch_at, starts, lambda: [tensor_map(x) for x in (q, k, v)])
+            self._preparation.weight.start = self._inputs.weight.start = weight.data_ptr()
+            arguments = self._arguments
+            arguments.out = out.data_ptr()
+            arguments.logsumexp = scratch_at + own_logsumexp if logsumexp is None else logsumexp.data_ptr()
+            if spans is not None:
+                self._positions.spans = spans.data_ptr()
+            self._launch()
+        return out

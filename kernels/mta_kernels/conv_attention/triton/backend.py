@@ -102,8 +102,7 @@ def _forward(operation: Operation, q: Tensor, *tensors: Tensor, **options: Any) 
 def _backward(operation: Operation, q: Tensor, *tensors: Tensor, **options: Any) -> Gradients:
     from mta_kernels.conv_attention.triton.backward import conv_attention_backward
 
-    with on_device_of(q), without_autocast(q):
-        return conv_attention_backward(operation, q, *tensors, **options)
+    return conv_attention_backward(operation, q, *tensors, **options)
 
 
 def _decode(operation: Operation, q_window: Tensor, *tensors: Tensor, **options: Any) -> Tensor:

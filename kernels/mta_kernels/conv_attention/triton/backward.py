@@ -8,12 +8,15 @@ proportional to the sequence; nothing is added atomically, so results are the sa
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mta_kernels.allocation import empty
+from mta_kernels.backend import Gradients
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
 from mta_kernels.conv_attention.packing import largest_of_documents
 from mta_kernels.conv_attention.triton.backward_band import add_band
@@ -64,25 +67,10 @@ def _output_gradient_kernel(
     tl.store(rows_ptr, grad.to(rows_ptr.dtype.element_ty), mask=inside[:, None] & (dim < PITCH)[None, :])
 
 
-def conv_attention_backward(
+def _gradients(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor,
-    grad_out: Tensor, *, head_chunk: int = 0, spans: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes and dtypes.
-
-    Takes the arguments of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and the gradient
-    `grad_out [B, Hq, M, D]`. Tensors have any strides.
-    """
-    return gradients_by_chunks(
-        _part_backward, q, k, v, weight, out, logsumexp, grad_out, head_chunk=head_chunk,
-        operation=operation, spans=spans,
-    )  # fmt: skip
-
-
-def _part_backward(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor, *,
-    operation: Operation, spans: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad_out: Tensor, spans: Tensor | None,
+) -> Gradients:  # fmt: skip
     """Gradients of some heads in float32; logsumexp is contiguous."""
     batch, heads, query_rows, head_dim = grad_out.shape
     kv_heads, key_rows = v.shape[1:3]
@@ -131,6 +119,9 @@ def _part_backward(
         )  # fmt: skip
     dv = dv.view(batch, kv_heads, heads // kv_heads, key_rows, head_dim)
     return dq.view(q.shape), dk.view(k.shape), dv.squeeze(2) if heads == kv_heads else dv.sum(2), dweight
+
+
+conv_attention_backward = functools.partial(gradients_by_chunks, _gradients)
 
 
 def output_gradient(grad_out: Tensor, out: Tensor, loss_scale: Tensor) -> tuple[Tensor, Tensor]:
