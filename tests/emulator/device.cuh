@@ -111,6 +111,7 @@ inline void copy_bytes(uint32_t destination, const void* source, int bytes, uint
 }
 
 #define MINUS_INFINITY __uint_as_float(0xFF800000u)
+constexpr float LN_2 = 0.69314718f, LOG2_E = 1.44269504f;
 
 constexpr uint64_t NO_SWIZZLE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2;
 inline uint64_t operand(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes, uint64_t swizzle) {

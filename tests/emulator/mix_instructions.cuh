@@ -4,8 +4,6 @@
 #include <rows_instructions.cuh>
 #include <wgmma.cuh>
 
-inline void store_memory(void* at, uint4 x) { *(uint4*)at = x; }
-
 inline void send(int rank, uint32_t address, uint4 x, uint32_t barrier) {
     if (address % 16) emulator::fail("a store to another block is not aligned");
     emulator::send(CLUSTER, rank, address, &x, 16, barrier);

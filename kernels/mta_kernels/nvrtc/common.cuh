@@ -15,6 +15,7 @@ using int64_t = long long;
 
 #define DEVICE __device__ __forceinline__
 #define MINUS_INFINITY __uint_as_float(0xFF800000u)
+constexpr float LN_2 = 0.69314718f, LOG2_E = 1.44269504f;
 
 // 16-bit numbers, in memory as they are; in registers their bits are integers, two numbers to a register.
 

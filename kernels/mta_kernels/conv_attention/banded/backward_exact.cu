@@ -28,7 +28,6 @@ struct Arguments {
     float *dk, *dv;          // [B * Hq, N, HEAD_DIM]
     float* dweight;          // [B * Hq, weight_pitch]: sums of rows; the first QUERY_TAPS * KEY_TAPS grow here
     int weight_pitch;
-    const float* delta;      // [B, Hq, M], unread: without it the machine code would change
     uint16_t *dk_rounded, *dv_rounded;  // null, or where dk and dv of heads with such rows are written, rounded
     void* weight_grad;       // [Hq, QUERY_TAPS, KEY_TAPS] in float32 or ELEMENT, or null: the sums of dweight
     int* heads_done;         // [Hq], 0 at first: blocks of a query head that are done

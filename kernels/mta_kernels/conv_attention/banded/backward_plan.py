@@ -39,8 +39,17 @@ class ExactArguments(ctypes.Structure):
 
     _fields_ = (
         ("at", Positions), ("inputs", Inputs), ("grad_out", Rows), *fields(c_void_p, "logsumexp dq dk dv dweight"),
-        ("weight_pitch", c_int), *fields(c_void_p, "delta dk_rounded dv_rounded weight_grad heads_done"),
+        ("weight_pitch", c_int), *fields(c_void_p, "dk_rounded dv_rounded weight_grad heads_done"),
         *fields(c_int, "weight_grad_is_float batch"),
+    )  # fmt: skip
+
+
+class GradientPreparation(ctypes.Structure):
+    """`struct GradientPreparation` of prepare_gradients.cuh."""
+
+    _fields_ = (
+        *fields(Rows, "v out grad_out"), *fields(c_void_p, "value_norms grad_norms delta counters"),
+        *fields(c_int, "heads kv_heads batch query_rows key_rows counter_count"),
     )  # fmt: skip
 
 

@@ -7,8 +7,6 @@
 constexpr int HALO = QUERY_TAPS - 1;
 constexpr int LEFT = (KEY_TAPS - 1 - PAD + 7) / 8 * 8;  // columns of c left of a block of scores that it touches
 
-constexpr float LN_2 = 0.69314718f, LOG2_E = 1.44269504f;
-
 struct Positions {
     const int* spans;          // [2, N] or null
     int heads, group;          // query heads, and of them those that share a KV head

@@ -5,6 +5,18 @@
 #include <backward_scale.cuh>
 #include <exact.cuh>
 
+struct GradientPreparation {
+    Rows v, out, grad_out;
+    float *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]
+    float* delta;                     // [B, Hq, M]: sums of out * grad_out
+    int* counters;                    // of the tile schedulers of the next kernels: set to 0
+    int heads, kv_heads, batch, query_rows, key_rows, counter_count;  // rows of out and of v
+};
+
+DEVICE void clear_counters(const GradientPreparation& args) {
+    for (int i = threadIdx.x; i < args.counter_count; i += 256) args.counters[i] = 0;
+}
+
 DEVICE float block_max(float value, int thread) {
     value = warp_max(value);
     if (thread % 32 == 0) store_shared(shared_memory() + thread / 32 * 4, __float_as_uint(value));
@@ -38,7 +50,7 @@ DEVICE void store_largest(float largest, float* to) {
 }
 
 // `head` counts the heads of all batches; the grid may have more.
-template <class Preparation> DEVICE void prepare_gradients(const Preparation& args, int head, int job) {
+DEVICE void prepare_gradients(const GradientPreparation& args, int head, int job) {
     const int thread = threadIdx.x, part = job % NORM_PARTS, at = head * NORM_PARTS + part;
     const int rows = job < NORM_PARTS ? args.key_rows : args.query_rows, each = (rows + NORM_PARTS - 1) / NORM_PARTS;
     const int first = part * each + thread / 8, end = min((part + 1) * each, rows);

@@ -23,6 +23,7 @@ from mta_kernels.conv_attention.banded.backward_plan import (
     Chunks,
     ExactArguments,
     ExactConstants,
+    GradientPreparation,
 )
 from mta_kernels.conv_attention.banded.structures import BandedConstants, Inputs, Positions
 from mta_kernels.conv_attention.cuda_sm80.forward import beside_eights, in_reach
@@ -161,15 +162,6 @@ def no_room(head_dim: int, query_taps: int, key_taps: int, shared_limit: int) ->
     )
 
 
-class Sm80Preparation(ctypes.Structure):
-    """`struct Arguments` of prepare.cu."""
-
-    _fields_ = (
-        *fields(Rows, "v out grad_out"), *fields(c_void_p, "value_norms grad_norms delta counters"),
-        *fields(c_int, "heads kv_heads batch query_rows key_rows counter_count"),
-    )  # fmt: skip
-
-
 class Sm80BackwardArguments(ctypes.Structure):
     """`struct Arguments` of backward_layout.cuh."""
 
@@ -214,7 +206,7 @@ def _gradients(
     if spans is not None:
         seen_by, factors = rows_that_see(spans, ALIGNED), document_factors(grad_out, v, spans)
 
-    preparation = Sm80Preparation(
+    preparation = GradientPreparation(
         Rows.of(v), Rows.of(out), Rows.of(grad_out), value_norms.data_ptr(), grad_norms.data_ptr(), delta.data_ptr(),
         counters.data_ptr(), heads, kv_heads, batch, query_rows, key_rows, len(counters),
     )  # fmt: skip
@@ -230,7 +222,7 @@ def _gradients(
     )  # fmt: skip
     exact_arguments = ExactArguments(
         at, inputs, Rows.of(grad_out), logsumexp.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr(),
-        dweight.data_ptr(), plan.all_row_blocks * taps, delta.data_ptr(),
+        dweight.data_ptr(), plan.all_row_blocks * taps,
     )  # fmt: skip
     jobs = max(batch_heads, batch * kv_heads), 2 * NORM_PARTS
     prepare, backward, exact = _kernels(constants, device.index)

@@ -8,18 +8,13 @@
 #include <prepare_gradients.cuh>
 #include <tiles.cuh>
 
-struct Preparation {
-    Rows v, out, grad_out;  // for the backward
+struct Preparation : GradientPreparation {  // the forward sets counts and counters of the latter
     Weight weight;
     uint16_t *taps, *taps_back;
-    float* weight_scale;                          // [Hq]: |scale| * log2(e) * the power of two that T is divided by
-    float *value_norms, *grad_norms;              // [B * heads, NORM_PARTS]
-    float* delta;                                 // [B, Hq, M]: sums of out * grad_out
-    int* counters;                                // of the tile schedulers of the next kernels: set to 0
-    const float* logsumexp;                       // [B, Hq, M], or null
-    int* exact_rows;                              // [B * Hq], with a logsumexp: whether a head has rows with `is_exact`
-    float scale_log2;                             // scale * log2(e)
-    int heads, kv_heads, batch, query_rows, key_rows, counter_count;  // rows of out and of v
+    float* weight_scale;     // [Hq]: |scale| * log2(e) * the power of two that T is divided by
+    const float* logsumexp;  // [B, Hq, M], or null
+    int* exact_rows;         // [B * Hq], with a logsumexp: whether a head has rows with `is_exact`
+    float scale_log2;        // scale * log2(e)
 };
 
 constexpr float SMALLEST_SCALE = 1e-37f;  // for a scale of 0: scores so small that the softmax is uniform
@@ -61,11 +56,10 @@ DEVICE void look_for_exact_rows(const Preparation& args, int batch_head) {
 }
 
 extern "C" __global__ void MAXIMUM_THREADS(256) hopper_prepare(const __grid_constant__ Preparation args) {
-    const int head = blockIdx.x, job = blockIdx.y, thread = threadIdx.x;
+    const int head = blockIdx.x, job = blockIdx.y;
     let_next_start();
     if (job == 0) {
-        if (head == 0)
-            for (int i = thread; i < args.counter_count; i += 256) args.counters[i] = 0;
+        if (head == 0) clear_counters(args);
         if (head < args.heads) write_taps(args, head);
         if (args.logsumexp && head < args.batch * args.heads) look_for_exact_rows(args, head);
     } else {

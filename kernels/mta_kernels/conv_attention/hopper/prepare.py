@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_float, c_int, c_void_p
+from ctypes import c_float, c_void_p
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from mta_kernels.allocation import empty
 from mta_kernels.call_memory import keep
-from mta_kernels.conv_attention.banded.backward_plan import NORM_PARTS
+from mta_kernels.conv_attention.banded.backward_plan import NORM_PARTS, GradientPreparation
 from mta_kernels.conv_attention.banded.structures import BandedConstants
 from mta_kernels.conv_attention.hopper.source import hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, has_describable_strides
@@ -79,14 +78,12 @@ class HopperTileConstants(BandedConstants):
         return {**super().constants(), "WARPGROUPS": self.warpgroups, "STAGES": self.stages}
 
 
-class HopperPreparation(ctypes.Structure):
+class HopperPreparation(GradientPreparation):
     """`struct Preparation` of prepare.cu."""
 
     _fields_ = (
-        *fields(Rows, "v out grad_out"), ("weight", Weight),
-        *fields(c_void_p, "taps taps_back weight_scale value_norms grad_norms delta counters logsumexp exact_rows"),
+        ("weight", Weight), *fields(c_void_p, "taps taps_back weight_scale logsumexp exact_rows"),
         ("scale_log2", c_float),
-        *fields(c_int, "heads kv_heads batch query_rows key_rows counter_count"),
     )  # fmt: skip
 
 
@@ -105,7 +102,7 @@ class HopperLaunches:
     """The launches of a pass for calls that differ only in addresses: everything else is computed once."""
 
     def __init__(self, described: Sequence[Tensor], scratch: Mapping[str, int], aligned: int) -> None:
-        """For inputs like `described`. The parts of the scratch have these bytes and begin at multiples of `aligned`."""
+        """For inputs like `described`. Parts of the scratch have these bytes and begin at multiples of `aligned`."""
         self._has_describable_strides = all(map(has_describable_strides, described))
         # A template for `new_empty`: torch.empty with a shape and a device takes the host twice as long.
         self._bytes = empty(0, dtype=torch.uint8, device=described[0].device)
@@ -129,9 +126,8 @@ class HopperLaunches:
     def _sequence(self, arguments: Sequence[Any], rows: Sequence[Sequence[Rows]], *launches: driver.Launch) -> None:
         """Keep the launches, their `arguments` whose fields are parts of the scratch, and the `rows` of each input."""
         self._launch, self._rows = driver.LaunchSequence(*launches), rows
-        self._places = [
-            (x, name, self._starts[name]) for x in arguments for name, _ in x._fields_ if name in self._starts
-        ]
+        places = ((x, name, start) for x in arguments for name, start in self._starts.items())
+        self._places = [place for place in places if hasattr(*place[:2])]
 
     def _addresses(self, *inputs: Tensor) -> tuple[int, ...] | None:
         """Where the inputs begin; None if the copy engine cannot describe them."""

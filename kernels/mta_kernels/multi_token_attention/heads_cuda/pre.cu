@@ -8,7 +8,6 @@
 // probabilities. Logits are subtracted before the scale to powers of two: the greatest one's difference is exactly zero.
 #include "mixed.cuh"
 
-constexpr float LOG2_E = 1.44269504f, LOG_2 = 0.693147181f;
 DEVICE float exponential(float difference) { return exp2_fast(difference * LOG2_E); }
 constexpr float LOWEST = -0x1.58p127f;  // the greatest of no logits: finite, so that it causes no NaN
 // The largest sum of exponentials over a unit's first logit, which need not be the greatest.
@@ -139,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS) merge_pieces(const _
         const uint32_t other = shared + (i * HEADS + head) * 8;
         all.add(__uint_as_float(load_shared(other)), __uint_as_float(load_shared(other + 4)));
     }
-    const float log_sum = log2f(all.sum) * LOG_2;
+    const float log_sum = log2f(all.sum) * LN_2;
 #pragma unroll 4
     for (int unit = first; unit < end; unit += GROUPS)
         args.factors[start + unit * stride] =

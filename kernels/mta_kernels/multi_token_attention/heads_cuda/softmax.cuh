@@ -2,8 +2,6 @@
 #pragma once
 #include "mixing.cuh"
 
-constexpr float LOG2_E = 1.44269504f;
-
 // A row's numbers for this lane's two heads.
 struct OfRow {
     float numbers[2] = {};

@@ -80,5 +80,5 @@ extern "C" __global__ void finish_logits(const __grid_constant__ Arguments args)
     if (number >= all) return;
     args.scales[index] = sum == 0 ? 0 : 1 / sum;
     args.logsumexp[sequence * args.sums_batch + head * args.sums_head + row * args.sums_row] =
-        sum == 0 ? MINUS_INFINITY : (greatest + log2f(sum)) * LOG_2;
+        sum == 0 ? MINUS_INFINITY : (greatest + log2f(sum)) * LN_2;
 }

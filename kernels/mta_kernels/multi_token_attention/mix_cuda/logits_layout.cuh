@@ -6,8 +6,6 @@
 #include <mix_instructions.cuh>
 #include <matrix.cuh>
 
-constexpr float LOG2_E = 1.44269504f, LOG_2 = 0.693147181f;
-
 using Element = Bfloat16;
 constexpr int TILE_ROWS = 64, CLUSTER_ROWS = TILES * TILE_ROWS, BLOCK_KEYS = 64, STEP_KEYS = 32;
 constexpr int SCORE_GROUPS = 2, MIX_WARPS = 4;  // warp groups that multiply, and warps that mix

@@ -103,7 +103,7 @@ struct MixWarp {
 #pragma unroll
         for (int head = 0; head < 2; head++)
             if (lane / 4 + head * 8 < HEADS && (head ? second : first))
-                store_memory(head ? at + 8 * args.rows * args.pitch : at,
+                store_global(head ? at + 8 * args.rows * args.pitch : at,
                              {pairs[0][head], pairs[0][2 + head], pairs[1][head], pairs[1][2 + head]});
     }
 
@@ -187,7 +187,7 @@ struct MixWarp {
         for (int i = 0; i < 4; i++)
             *pairs[i] = pack<Element>(unpack<Element>((uint16_t)*pairs[i]) * factor,
                                       unpack<Element>((uint16_t)(*pairs[i] >> 16)) * factor);
-        store_memory(at, values);
+        store_global(at, values);
     }
 
     DEVICE void store_sums(const Piece& piece) const {

@@ -1,15 +1,10 @@
-// Instructions that these kernels need besides the row kernels' and Hopper's: stores, copies and arrivals from one block of a
+// Instructions that these kernels need besides the row kernels' and Hopper's: copies and arrivals from one block of a
 // cluster to another. Tests run the kernels on a CPU with a twin, tests/emulator/mix_instructions.cuh. Names of
 // instructions follow the PTX ISA, 8.5.
 #pragma once
 #include <rows_instructions.cuh>
 #include <device.cuh>
 #include <wgmma.cuh>
-
-// Stores to memory at a multiple of 16 bytes: the compiler would split this into four stores.
-DEVICE void store_memory(void* at, uint4 x) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-}
 
 // Shared memory and mbarriers of block `rank` of the cluster, at the same address as in this block.
 

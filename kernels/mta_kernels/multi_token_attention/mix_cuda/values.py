@@ -63,9 +63,9 @@ class ValuesConstants:
 
     def source(self, architecture: str = "sm_90a") -> Source:
         constants = {
-            "ELEMENT": ELEMENTS[torch.bfloat16], "HEADS": self.heads, "HEAD_DIM": self.head_dim, "CLUSTER": self.cluster, "BULK": 1,
-            "ROWS": self.rows, "UNITS": self.units, "VALUE_STAGES": self.value_stages, "PLANE_STAGES": PLANE_STAGES,
-            "SHARED_BYTES": self.shared_memory,
+            "ELEMENT": ELEMENTS[torch.bfloat16], "HEADS": self.heads, "HEAD_DIM": self.head_dim,
+            "CLUSTER": self.cluster, "BULK": 1, "ROWS": self.rows, "UNITS": self.units,
+            "VALUE_STAGES": self.value_stages, "PLANE_STAGES": PLANE_STAGES, "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
         return source("values.cu", constants, self.head_dim)
 

@@ -83,7 +83,7 @@ struct Softmax {
         for (int i = 0; i < EIGHTS * 2; i++) {
             const float2 pair = sums[i / 2][i % 2];
             if (!is_large(i)) continue;
-            logsumexp[i / 2][i % 2] = pair.y == 0 ? 0 : fmaf(log2f(pair.y), LOG_2, pair.x);
+            logsumexp[i / 2][i % 2] = pair.y == 0 ? 0 : fmaf(log2f(pair.y), LN_2, pair.x);
         }
     }
     DEVICE void set_sums(const Sums& sums) {

@@ -17,7 +17,7 @@ DEVICE void store_logsumexp(const Arguments& args, const Row& row, const Sums& s
     for (int i = 0; i < EIGHTS * 2; i++) {
         const int head = head_of(thread_index(), i / 2, i % 2);
         const float2 pair = sums[i / 2][i % 2];
-        const float found = pair.y == 0 ? MINUS_INFINITY : fmaf(log2f(pair.y), LOG_2, pair.x);
+        const float found = pair.y == 0 ? MINUS_INFINITY : fmaf(log2f(pair.y), LN_2, pair.x);
         if (head < HEADS) destination[head * args.sums_head] = found;
     }
 }
@@ -35,7 +35,7 @@ DEVICE void raise_references(Sums& sums, float (&factors)[EIGHTS][2], const floa
         float found = x[0][i / 2][i % 2];
 #pragma unroll
         for (int j = 1; j < 2 * TILES; j++) found = fmaxf(found, x[j / 2][i / 2][i % 2 + j % 2 * 2]);
-        found = fmaxf(fmaxf(found, fmaf(log2f(pair.y), LOG_2, pair.x)), pair.x);
+        found = fmaxf(fmaxf(found, fmaf(log2f(pair.y), LN_2, pair.x)), pair.x);
 #pragma unroll
         for (int other = 4; other < 32; other *= 2) found = fmaxf(found, __shfl_xor_sync(~0u, found, other));
         const float factor = exponential(pair.x, found);

@@ -2,8 +2,6 @@
 #pragma once
 #include "layout.cuh"
 
-constexpr float LOG2_E = 1.44269504f, LOG_2 = 0.693147181f;
-
 // A lane has heads 2 (lane % 4) and the next of every eight.
 using Sums = float2[EIGHTS][2];
 
