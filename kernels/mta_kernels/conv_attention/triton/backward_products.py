@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
@@ -36,96 +35,69 @@ def _product_factor(factor, loss_scale_ptr, units_ptr, batch_head, row, rows, SP
 
 
 @triton.jit
-def _transposed_product_kernel(
-    left_desc, right_desc, out_ptr, loss_scale_ptr, units_ptr, seen_by_ptr,
+def _product_kernel(
+    left_desc, right_desc, out_ptr, loss_scale_ptr, units_ptr, bounds_ptr,
     stride_lh, stride_ln, stride_rh, stride_rn,
-    first_row, rows, keys, query_rows, key_rows, written, columns, factor,
-    HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr, ALIGNED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNMENT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    right_group, first_row, rows, keys, query_rows, key_rows, written, columns, factor,
+    HOST_DESCRIPTORS: tl.constexpr, TRANSPOSED: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr,
+    ALIGNED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`out[j] += factor * sum_i left[i, j] * right[first_row + i]`, for BLOCK_M keys j and BLOCK_N columns.
+    """`out[i] = factor * sum_j left[i, j] * right[j]`, for BLOCK_M rows i and BLOCK_N columns; j counts keys.
 
-    left `[B*Hq, rows, keys]`, right `[B*Hq, M, columns]`, out `[B*Hq, N, columns]` float32, of which the first
-    `written` rows hold a sum already. `factor` as in `_product_factor`.
+    left `[B*Hq, rows, keys]`, right `[B*H, N, columns]` each shared by `right_group` heads of left,
+    out `[B*Hq, rows, columns]` float32. `factor` as in `_product_factor`, bounds are the spans.
+    With TRANSPOSED `out[j] += factor * sum_i left[i, j] * right[first_row + i]`, for BLOCK_M keys j: right
+    `[B*Hq, M, columns]`, out `[B*Hq, N, columns]`, of which the first `written` rows hold a sum already. Bounds are
+    `BackwardChunk.seen_by`.
     """
     if not HOST_DESCRIPTORS:
-        left_desc = describe_rows(left_desc, stride_lh, stride_ln, rows, keys, BLOCK_K, BLOCK_M, ALIGNMENT)
-        right_desc = describe_rows(right_desc, stride_rh, stride_rn, query_rows, columns, BLOCK_K, BLOCK_N, ALIGNMENT)
+        left_desc = describe_rows(left_desc, stride_lh, stride_ln, rows, keys, BLOCK_K if TRANSPOSED else BLOCK_M,
+                                  BLOCK_M if TRANSPOSED else BLOCK_K, ALIGNMENT)  # fmt: skip
+        right_desc = describe_rows(right_desc, stride_rh, stride_rn, query_rows if TRANSPOSED else key_rows, columns,
+                                   BLOCK_K, BLOCK_N, ALIGNMENT)  # fmt: skip
+    out_rows = keys if TRANSPOSED else rows
     column_blocks = tl.cdiv(columns, BLOCK_N)
-    key_blocks = tl.cdiv(keys, BLOCK_M)
+    row_blocks = tl.cdiv(out_rows, BLOCK_M)
     # Neighbours share the tiles of left, the larger operand.
     first_column = tl.program_id(0) % column_blocks * BLOCK_N
-    first_key = tl.program_id(0) // column_blocks % key_blocks * BLOCK_M
-    batch_head = tl.program_id(0) // (column_blocks * key_blocks)
-    start, end = aligned_rows(seen_by_ptr, first_key, first_row, rows, query_rows, key_rows, CAUSAL, SPANS, ALIGNED)
+    first = tl.program_id(0) // column_blocks % row_blocks * BLOCK_M
+    batch_head = tl.program_id(0) // (column_blocks * row_blocks)
+    if TRANSPOSED:
+        start, end = aligned_rows(bounds_ptr, first, first_row, rows, query_rows, key_rows, CAUSAL, SPANS, ALIGNED)
+    else:
+        start, end = aligned_keys(bounds_ptr, first_row + first, query_rows, key_rows, keys, CAUSAL, SPANS, ALIGNED)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for row in tl.range(start, end, BLOCK_K):
-        left = left_desc.load([batch_head, row, first_key]).reshape(BLOCK_K, BLOCK_M)
-        right = right_desc.load([batch_head, first_row + row, first_column]).reshape(BLOCK_K, BLOCK_N)
-        total = tl.dot(left.T, right, total, input_precision=PRECISION)
-    key = first_key + tl.arange(0, BLOCK_M)
-    total *= _product_factor(factor, loss_scale_ptr, units_ptr, batch_head, key, key_rows, SPANS)
+    for at in tl.range(start, end, BLOCK_K):
+        if TRANSPOSED:
+            left = left_desc.load([batch_head, at, first]).reshape(BLOCK_K, BLOCK_M).T
+            right = right_desc.load([batch_head, first_row + at, first_column]).reshape(BLOCK_K, BLOCK_N)
+        else:
+            left = left_desc.load([batch_head, first, at]).reshape(BLOCK_M, BLOCK_K)
+            right = right_desc.load([batch_head // right_group, at, first_column]).reshape(BLOCK_K, BLOCK_N)
+        total = tl.dot(left, right, total, input_precision=PRECISION)
+    row = first + tl.arange(0, BLOCK_M)
+    scaled_row = row if TRANSPOSED else first_row + row
+    all_rows = key_rows if TRANSPOSED else query_rows
+    total *= _product_factor(factor, loss_scale_ptr, units_ptr, batch_head, scaled_row, all_rows, SPANS)
     column = first_column + tl.arange(0, BLOCK_N)
-    inside = (key < keys)[:, None] & (column < columns)[None, :]
-    out_ptr += (batch_head.to(tl.int64) * key_rows + key[:, None]) * columns + column[None, :]
-    total += tl.load(out_ptr, mask=inside & (key < written)[:, None], other=0.0)
+    inside = (row < out_rows)[:, None] & (column < columns)[None, :]
+    out_ptr += (batch_head.to(tl.int64) * (key_rows if TRANSPOSED else rows) + row[:, None]) * columns + column[None, :]
+    if TRANSPOSED:
+        total += tl.load(out_ptr, mask=inside & (row < written)[:, None], other=0.0)
     tl.store(out_ptr, total, mask=inside)
 
 
-@triton.jit
-def _row_product_kernel(
-    left_desc, right_desc, out_ptr, loss_scale_ptr, units_ptr, spans_ptr,
-    stride_lh, stride_ln, stride_rh, stride_rn,
-    right_group, first_row, rows, keys, query_rows, key_rows, columns, factor,
-    HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr, ALIGNED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNMENT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """`out[i] = factor * sum_j left[i, j] * right[j]`, for BLOCK_M rows i and BLOCK_N columns.
-
-    left `[B*Hq, rows, keys]`, right `[B*H, N, columns]` each shared by `right_group` heads of left,
-    out `[B*Hq, rows, columns]` float32. `factor` as in `_product_factor`.
-    """
-    if not HOST_DESCRIPTORS:
-        left_desc = describe_rows(left_desc, stride_lh, stride_ln, rows, keys, BLOCK_M, BLOCK_K, ALIGNMENT)
-        right_desc = describe_rows(right_desc, stride_rh, stride_rn, key_rows, columns, BLOCK_K, BLOCK_N, ALIGNMENT)
-    column_blocks = tl.cdiv(columns, BLOCK_N)
-    row_blocks = tl.cdiv(rows, BLOCK_M)
-    first_column = tl.program_id(0) % column_blocks * BLOCK_N
-    start = tl.program_id(0) // column_blocks % row_blocks * BLOCK_M
-    batch_head = tl.program_id(0) // (column_blocks * row_blocks)
-    right_head = batch_head // right_group
-    first_key, end = aligned_keys(spans_ptr, first_row + start, query_rows, key_rows, keys, CAUSAL, SPANS, ALIGNED)
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for key in tl.range(first_key, end, BLOCK_K):
-        left = left_desc.load([batch_head, start, key]).reshape(BLOCK_M, BLOCK_K)
-        right = right_desc.load([right_head, key, first_column]).reshape(BLOCK_K, BLOCK_N)
-        total = tl.dot(left, right, total, input_precision=PRECISION)
-    row = start + tl.arange(0, BLOCK_M)
-    total *= _product_factor(factor, loss_scale_ptr, units_ptr, batch_head, first_row + row, query_rows, SPANS)
-    column = first_column + tl.arange(0, BLOCK_N)
-    out_ptr += (batch_head.to(tl.int64) * rows + row[:, None]) * columns + column[None, :]
-    tl.store(out_ptr, total, mask=(row < rows)[:, None] & (column < columns)[None, :])
-
-
 def add_transposed_product(
-    left: Tensor,
-    right: Tensor,
-    out: Tensor,
-    loss_scale: Tensor,
-    units: Tensor | None,
-    chunk: BackwardChunk,
-    *,
+    left: Tensor, right: Tensor, out: Tensor, loss_scale: Tensor, units: Tensor | None, chunk: BackwardChunk, *,
     factor: float,
-) -> None:
+) -> None:  # fmt: skip
     """`out[j] += factor * units / loss_scale * sum_i left[i, j] * right[first_row + i]`.
 
     left `[B*Hq, rows, keys]`, right `[B*Hq, M, columns]`, out `[B*Hq, N, columns]` float32, units `[B*Hq]`, ones if
     None, loss_scale as `loss_scale_of` takes it; out counts as zero where no earlier chunk wrote it.
     """
-    scales, numbers = (loss_scale, units), (*chunk.numbers, summed_keys(chunk))
-    _launch(_transposed_product_kernel, left, right, out, scales, chunk, numbers, factor=factor, transposed=True)
+    _launch(left, right, out, (loss_scale, units), chunk, factor=factor, transposed=True)
 
 
 def row_product(
@@ -138,27 +110,26 @@ def row_product(
     """
     batch_heads, rows = left.shape[:2]
     out = empty(batch_heads, rows, right.shape[2], dtype=torch.float32, device=left.device)
-    scales, numbers = (loss_scale, units), (batch_heads // right.shape[0], *chunk.numbers)
-    _launch(_row_product_kernel, left, right, out, scales, chunk, numbers, factor=factor, transposed=False)
+    _launch(left, right, out, (loss_scale, units), chunk, factor=factor, transposed=False)
     return out
 
 
 def _launch(
-    kernel: Any, left: Tensor, right: Tensor, out: Tensor, scales: Sequence[Tensor | None], chunk: BackwardChunk,
-    numbers: Sequence[int], *, factor: float, transposed: bool,
+    left: Tensor, right: Tensor, out: Tensor, scales: Sequence[Tensor | None], chunk: BackwardChunk, *, factor: float,
+    transposed: bool,
 ) -> None:  # fmt: skip
-    """Launch the kernel of a product, of left as it is or `transposed`; `numbers` are the kernel's own ones."""
+    """Launch the product of left as it is or `transposed`."""
     batch_heads, columns = left.shape[0], right.shape[2]
     block_m, block_n, block_k, options = product_blocks(left, columns, transposed=transposed)
     rows, left_block = (chunk.keys, [1, block_k, block_m]) if transposed else (chunk.rows, [1, block_m, block_k])
     host_descriptors = compiled_capability(left.device)[0] >= 9
     launch(
-        kernel, cdiv(columns, block_n) * cdiv(rows, block_m) * batch_heads, chunk.signature,
+        _product_kernel, cdiv(columns, block_n) * cdiv(rows, block_m) * batch_heads, chunk.signature,
         operand(left, left_block, host_descriptors), operand(right, [1, block_k, block_n], host_descriptors),
-        out, *scales, chunk.seen_by if transposed else chunk.spans,
-        *left.stride()[:2], *right.stride()[:2], *numbers, columns, factor,
-        HOST_DESCRIPTORS=host_descriptors, CAUSAL=chunk.causal, SPANS=chunk.spans is not None, ALIGNED=ALIGNED,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+        out, *scales, chunk.seen_by if transposed else chunk.spans, *left.stride()[:2], *right.stride()[:2],
+        batch_heads // right.shape[0], *chunk.numbers, summed_keys(chunk) if transposed else 0, columns, factor,
+        HOST_DESCRIPTORS=host_descriptors, TRANSPOSED=transposed, CAUSAL=chunk.causal, SPANS=chunk.spans is not None,
+        ALIGNED=ALIGNED, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
         ALIGNMENT=16 // left.element_size(), PRECISION=dot_precision(left.dtype), **options,
     )  # fmt: skip
 

@@ -18,6 +18,8 @@ from mta_kernels.conv_attention.triton.direct_launch import has_hooks
 from mta_kernels.conv_attention.triton.launch import (
     call_signature,
     cdiv,
+    describe_heads,
+    describe_rows,
     launch,
     next_power_of_2,
     operand,
@@ -67,24 +69,11 @@ def _score_product_kernel(
     batch_head = tl.program_id(0) // (key_groups * row_tiles)
     batch, head = batch_head // heads, batch_head % heads
     if not HOST_DESCRIPTORS:
-        batches = tl.num_programs(0) // (key_groups * row_tiles * heads)
-        left_desc = tl.make_tensor_descriptor(
-            left_desc, shape=[batches, heads, query_rows, head_dim],
-            strides=[tl.multiple_of(stride_lb, ALIGNMENT), tl.multiple_of(stride_lh, ALIGNMENT),
-                     tl.multiple_of(stride_ln, ALIGNMENT), 1],
-            block_shape=[1, 1, BLOCK_M, BLOCK_D],
-        )  # fmt: skip
-        right_desc = tl.make_tensor_descriptor(
-            right_desc, shape=[batches, heads // group, key_rows, head_dim],
-            strides=[tl.multiple_of(stride_rb, ALIGNMENT), tl.multiple_of(stride_rh, ALIGNMENT),
-                     tl.multiple_of(stride_rn, ALIGNMENT), 1],
-            block_shape=[1, 1, BLOCK_N, BLOCK_D],
-        )  # fmt: skip
-        out_desc = tl.make_tensor_descriptor(
-            out_desc, shape=[batches * heads, rows, pitch],
-            strides=[tl.multiple_of(stride_oh, ALIGNMENT), tl.multiple_of(stride_on, ALIGNMENT), 1],
-            block_shape=[1, BLOCK_M, BLOCK_N],
-        )  # fmt: skip
+        left_desc = describe_heads(left_desc, stride_lb, stride_lh, stride_ln, heads, query_rows, head_dim,
+                                   BLOCK_M, BLOCK_D, ALIGNMENT)  # fmt: skip
+        right_desc = describe_heads(right_desc, stride_rb, stride_rh, stride_rn, heads // group, key_rows, head_dim,
+                                    BLOCK_N, BLOCK_D, ALIGNMENT)  # fmt: skip
+        out_desc = describe_rows(out_desc, stride_oh, stride_on, rows, pitch, BLOCK_M, BLOCK_N, ALIGNMENT)
     last = tl.minimum(first + BLOCK_M, rows) - 1
     start = stored_from(first, first_position, documents_ptr, DOCUMENTS, CONVOLVED)
     start = tl.maximum(start, key_group * (BLOCK_N * KEY_TILES))
@@ -135,17 +124,9 @@ def _row_product_kernel(
     batch_head = tl.program_id(0) // row_tiles
     batch, head = batch_head // heads, batch_head % heads
     if not HOST_DESCRIPTORS:
-        left_desc = tl.make_tensor_descriptor(
-            left_desc, shape=[tl.num_programs(0) // row_tiles, rows, pitch],
-            strides=[tl.multiple_of(stride_lh, ALIGNMENT), tl.multiple_of(stride_ln, ALIGNMENT), 1],
-            block_shape=[1, BLOCK_M, BLOCK_K],
-        )  # fmt: skip
-        right_desc = tl.make_tensor_descriptor(
-            right_desc, shape=[tl.num_programs(0) // (row_tiles * heads), heads // group, key_rows, head_dim],
-            strides=[tl.multiple_of(stride_rb, ALIGNMENT), tl.multiple_of(stride_rh, ALIGNMENT),
-                     tl.multiple_of(stride_rn, ALIGNMENT), 1],
-            block_shape=[1, 1, BLOCK_K, BLOCK_D],
-        )  # fmt: skip
+        left_desc = describe_rows(left_desc, stride_lh, stride_ln, rows, pitch, BLOCK_M, BLOCK_K, ALIGNMENT)
+        right_desc = describe_heads(right_desc, stride_rb, stride_rh, stride_rn, heads // group, key_rows, head_dim,
+                                    BLOCK_K, BLOCK_D, ALIGNMENT)  # fmt: skip
     start = stored_from(first, first_position, documents_ptr, DOCUMENTS, CONVOLVED)
     end = pitch
     if CAUSAL:
@@ -186,18 +167,9 @@ def _transposed_product_kernel(
     batch_head = tl.program_id(0) // key_tiles
     batch, kv_head = batch_head // kv_heads, batch_head % kv_heads
     if not HOST_DESCRIPTORS:
-        batches = tl.num_programs(0) // (key_tiles * kv_heads)
-        left_desc = tl.make_tensor_descriptor(
-            left_desc, shape=[batches * heads, rows, pitch],
-            strides=[tl.multiple_of(stride_lh, ALIGNMENT), tl.multiple_of(stride_ln, ALIGNMENT), 1],
-            block_shape=[1, BLOCK_K, BLOCK_N],
-        )  # fmt: skip
-        right_desc = tl.make_tensor_descriptor(
-            right_desc, shape=[batches, heads, query_rows, head_dim],
-            strides=[tl.multiple_of(stride_rb, ALIGNMENT), tl.multiple_of(stride_rh, ALIGNMENT),
-                     tl.multiple_of(stride_rn, ALIGNMENT), 1],
-            block_shape=[1, 1, BLOCK_K, BLOCK_D],
-        )  # fmt: skip
+        left_desc = describe_rows(left_desc, stride_lh, stride_ln, rows, pitch, BLOCK_K, BLOCK_N, ALIGNMENT)
+        right_desc = describe_heads(right_desc, stride_rb, stride_rh, stride_rn, heads, query_rows, head_dim,
+                                    BLOCK_K, BLOCK_D, ALIGNMENT)  # fmt: skip
     start, end = 0, rows
     if CAUSAL:
         start = tl.maximum(first - first_position, 0) // BLOCK * BLOCK
