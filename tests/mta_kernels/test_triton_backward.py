@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from mta_kernels.conv_attention import conv_attention_reference
-from mta_kernels.conv_attention.triton.backward import _part_backward
+from mta_kernels.conv_attention.triton.backward import _gradients
 from mta_kernels.conv_attention.triton.backward_fold import FLOAT32_CHAIN, add_expanded
 from mta_kernels.conv_attention.triton.forward import conv_attention_forward
 from mta_kernels.operation import Operation
@@ -46,7 +46,7 @@ def test_range_of_fp16(kind: str, taps: tuple[int, int]) -> None:
     operation = Operation.of(taps, 32, scale=scale)
     grad = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, inputs[0].dtype)
     of_forward = conv_attention_forward(operation, *inputs)
-    got = _part_backward(*inputs, *of_forward, grad, operation=operation, spans=None)
+    got = _gradients(operation, *inputs, *of_forward, grad, None)
     doubles = {name: x.double() for name, x in zip(NAMES, inputs, strict=True)}
     exact = value_and_gradients(conv_attention_reference, doubles, grad.double(), scale=scale)
     for name, x in zip(NAMES, got, strict=True):

@@ -7,6 +7,7 @@ An operator takes numbers, not objects: an `Operation` is taken apart and put to
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,21 +112,11 @@ flop_formulas.count_flops(
 )
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
-    causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    forward = BACKENDS.part(backend, "forward")
-    return forward(_operation(weight, causal, scale, pad), q, k, v, weight, head_chunk=head_chunk, spans=spans)
-
-
-def _backward(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor,
-    causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    backward = BACKENDS.part(backend, "backward")
-    tensors = q, k, v, weight, out, logsumexp, grad_out
-    return backward(_operation(weight, causal, scale, pad), *tensors, head_chunk=head_chunk, spans=spans)
+def _pass(part: str, *arguments: Any) -> tuple[Tensor, ...]:
+    """`forward` or `backward` of a backend, by an operator's arguments."""
+    *tensors, causal, scale, pad, head_chunk, spans, backend = arguments
+    operation = _operation(tensors[3], causal, scale, pad)
+    return BACKENDS.part(backend, part)(operation, *tensors, head_chunk=head_chunk, spans=spans)
 
 
 def _decode(
@@ -141,8 +132,8 @@ def _decode(
 
 
 register_with_backward(
-    CONV_ATTENTION, _forward, CONV_ATTENTION_BACKWARD, _backward, "conv_attention",
-    first=4, keeps=(0, 1), needs=range(4),
+    CONV_ATTENTION, partial(_pass, "forward"), CONV_ATTENTION_BACKWARD, partial(_pass, "backward"),
+    "conv_attention", first=4, keeps=(0, 1), needs=range(4),
 )  # fmt: skip
 register(
     CONV_ATTENTION_DECODE, _decode, "conv_attention_decode", NoGradient, CONV_ATTENTION_DECODE,

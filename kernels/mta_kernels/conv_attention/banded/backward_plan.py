@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_int, c_void_p
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mta_kernels.conv_attention.banded import FOLDER
 from mta_kernels.conv_attention.banded.structures import BandedConstants, Inputs, Positions
@@ -32,6 +32,32 @@ class ExactConstants(BandedConstants):
         return Source(
             FOLDER / "backward_exact.cu", self.architecture or architecture, self.constants(), headers_in(FOLDER)
         )
+
+
+class BackwardConstants(BandedConstants):
+    """What a plan reads of a backward's constants."""
+
+    exact_architecture = ""  # as of `ExactConstants`
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that a block computes whole."""
+        raise NotImplementedError
+
+    @property
+    def places(self) -> int:
+        """Numbers of a scratch row that a block of products reads."""
+        raise NotImplementedError
+
+    def products_of_rows(self, rows: int) -> int:
+        """Blocks of products that a chunk of so many rows has besides the products of p and ds: here none."""
+        return 0
+
+    @property
+    def exact(self) -> ExactConstants:
+        """The constants of the last launch."""
+        shape = self.dtype, self.head_dim, self.conv, self.causal, self.spans
+        return ExactConstants(*shape, architecture=self.exact_architecture)
 
 
 class ExactArguments(ctypes.Structure):
@@ -80,29 +106,6 @@ def columns_lag(conv: Convolution) -> int:
     return columns_left(conv) + -(-conv.pad // 8) * 8
 
 
-class RowBlocks(Protocol):
-    """What a plan reads of a backward's constants."""
-
-    @property
-    def conv(self) -> Convolution:
-        """The operation's."""
-
-    @property
-    def causal(self) -> bool:
-        """Whether a row sees no key after its own position."""
-
-    @property
-    def block_rows(self) -> int:
-        """Rows that a block computes whole."""
-
-    @property
-    def places(self) -> int:
-        """Numbers of a scratch row that a block of products reads."""
-
-    def products_of_rows(self, rows: int) -> int:
-        """Blocks of products that a chunk of so many rows has besides the products of p and ds."""
-
-
 class ChunkPlan(NamedTuple):
     """Work tiles of a launch, in the order of backward_scheduler.cuh, and how many chunks the scratch has room for."""
 
@@ -116,7 +119,7 @@ class ChunkPlan(NamedTuple):
 
     @classmethod
     def of(
-        cls, constants: RowBlocks, batch_heads: int, query_rows: int, key_rows: int, blocks_at_once: int
+        cls, constants: BackwardConstants, batch_heads: int, query_rows: int, key_rows: int, blocks_at_once: int
     ) -> ChunkPlan:
         """Chunks as long as MOST_CHUNK_ROWS allows, and slots for the chunks in flight, whatever the number of heads.
 

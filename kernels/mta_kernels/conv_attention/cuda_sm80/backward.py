@@ -19,10 +19,10 @@ from mta_kernels.conv_attention.banded import FOLDER as BANDED
 from mta_kernels.conv_attention.banded.backward_plan import (
     ALIGNED,
     NORM_PARTS,
+    BackwardConstants,
     ChunkPlan,
     Chunks,
     ExactArguments,
-    ExactConstants,
     GradientPreparation,
 )
 from mta_kernels.conv_attention.banded.structures import BandedConstants, Inputs, Positions
@@ -52,7 +52,7 @@ class BackwardTiles(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sm80BackwardConstants(BandedConstants):
+class Sm80BackwardConstants(BackwardConstants):
     """The constants of backward.cu for a shape."""
 
     tiles: BackwardTiles
@@ -111,11 +111,6 @@ class Sm80BackwardConstants(BandedConstants):
     def prepared(self) -> BackwardPrepareConstants:
         """The constants of the first launch: few of these change it."""
         return BackwardPrepareConstants(self.dtype, self.head_dim)
-
-    @property
-    def exact(self) -> ExactConstants:
-        """The constants of the third launch."""
-        return ExactConstants(self.dtype, self.head_dim, self.conv, self.causal, self.spans)
 
 
 @dataclass(frozen=True)

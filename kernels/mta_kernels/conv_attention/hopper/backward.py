@@ -15,10 +15,10 @@ from mta_kernels.backend import Gradients
 from mta_kernels.conv_attention.banded.backward_plan import (
     ALIGNED,
     NORM_PARTS,
+    BackwardConstants,
     ChunkPlan,
     Chunks,
     ExactArguments,
-    ExactConstants,
 )
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
@@ -41,10 +41,10 @@ from mta_kernels.operation import Operation
 SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows above a warpgroup's own
 
 
-class HopperBackwardConstants(HopperTileConstants):
+class HopperBackwardConstants(HopperTileConstants, BackwardConstants):
     """The constants of backward.cu for a shape."""
 
-    kernel_name = "hopper_backward"
+    kernel_name, exact_architecture = "hopper_backward", "sm_90a"
 
     @property
     def stages(self) -> int:
@@ -60,15 +60,6 @@ class HopperBackwardConstants(HopperTileConstants):
     def places(self) -> int:
         """PLACES of backward_products.cuh: 128 a warpgroup."""
         return 128 * self.warpgroups
-
-    def products_of_rows(self, rows: int) -> int:
-        """None: a row block writes dq itself."""
-        return 0
-
-    @property
-    def exact(self) -> ExactConstants:
-        shape = self.dtype, self.head_dim, self.conv, self.causal, self.spans
-        return ExactConstants(*shape, architecture="sm_90a")
 
     @property
     def shared_memory(self) -> int:

@@ -44,9 +44,9 @@ DEVICE void copy_keys_and_values(const Arguments& args, const Block& block, cons
         }
     }
     const int stage = pipeline.stage(iteration);  // the last values have a stage without keys
-    barrier_wait(pipeline.empty + 8 * stage, pipeline.phase(iteration) ^ 1);
-    barrier_expect(pipeline.full + 8 * stage, VALUE_SLABS * SLAB);
-    values.copy(block, value_map, stage, pipeline.full + 8 * stage);
+    const uint32_t full = pipeline.acquire(iteration);
+    barrier_expect(full, VALUE_SLABS * SLAB);
+    values.copy(block, value_map, stage, full);
 }
 
 // The query loader, by one thread: takes work tiles, publishes them to all roles, and copies their queries and T.

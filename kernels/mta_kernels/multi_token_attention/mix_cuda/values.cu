@@ -17,8 +17,7 @@ constexpr int CONSUMER_REGISTERS = 168, MIXING_REGISTERS = 120, PRODUCER_REGISTE
 DEVICE void copy_units(const Block& block, const TensorMap* map) {
 #pragma unroll 1
     for (int unit = 0; unit < block.steps * GROUPS; unit++) {
-        const uint32_t full = block.units.full(unit);
-        block.units.wait_empty(unit);
+        const uint32_t full = block.units.acquire(unit);
         barrier_expect(full, UNIT);
         copy_tile(block.shared + UNITS_AT + block.units.stage(unit) * UNIT, map, full, unit / GROUPS * KEYS, 0,
                   block.first_row + (block.rank * GROUPS + unit % GROUPS) * 8, block.sequence);
@@ -28,8 +27,7 @@ DEVICE void copy_units(const Block& block, const TensorMap* map) {
 DEVICE void copy_values(const Arguments& args, const Block& block, const TensorMap* map) {
 #pragma unroll 1
     for (int step = 0; step < block.steps; step++) {
-        const uint32_t full = block.values.full(step);
-        block.values.wait_empty(step);
+        const uint32_t full = block.values.acquire(step);
         barrier_expect(full, VALUES);
 #pragma unroll
         for (int i = 0; i < OWN * SLABS; i++)

@@ -6,6 +6,7 @@
 #pragma once
 #include <matrix.cuh>
 #include <mix_instructions.cuh>
+#include <pipeline.cuh>
 
 constexpr int KEYS = 32;  // of a step
 constexpr int CONSUMERS = 2, MIXING_WARPS = 4, THREADS = 128 * (CONSUMERS + 2);
@@ -46,36 +47,19 @@ struct Arguments {
     int sequences, group;                        // and query heads that share a head of the values
 };
 
-// A ring of stages with two mbarriers each. Stage i % Stages has iteration i, in phase i / Stages.
-template <int Stages> struct Ring {
-    uint32_t barriers;
-
-    DEVICE void init(int fillers, int readers) const {
-        for (int stage = 0; stage < Stages; stage++) {
-            barrier_init(barriers + 16 * stage, fillers);
-            barrier_init(barriers + 16 * stage + 8, readers);
-        }
-    }
-    static DEVICE int stage(int iteration) { return iteration % Stages; }
-    DEVICE uint32_t full(int iteration) const { return barriers + 16 * stage(iteration); }
-    DEVICE uint32_t empty(int iteration) const { return full(iteration) + 8; }
-    DEVICE void wait_full(int iteration) const { barrier_wait(full(iteration), iteration / Stages & 1); }
-    DEVICE void wait_empty(int iteration) const { barrier_wait(empty(iteration), (iteration / Stages & 1) ^ 1); }
-};
-
 // The state that the roles of a block share.
 struct Block {
     uint32_t shared;
-    Ring<UNITS> units;
-    Ring<VALUE_STAGES> values;
-    Ring<PLANE_STAGES> planes;
+    Pipeline<UNITS> units;
+    Pipeline<VALUE_STAGES> values;
+    Pipeline<PLANE_STAGES> planes;
     int rank;                  // in its cluster
     int sequence, first_row;   // of the cluster's tile
     int end, steps;            // one past the last key that the tile sees
 
     DEVICE Block(const Arguments& args)
-        : shared(shared_memory()), units{shared + BARRIERS_AT}, values{units.barriers + 16 * UNITS},
-          planes{values.barriers + 16 * VALUE_STAGES}, rank(block_index() % CLUSTER) {
+        : shared(shared_memory()), units(shared + BARRIERS_AT), values(units.empty + 8 * UNITS),
+          planes(values.empty + 8 * VALUE_STAGES), rank(block_index() % CLUSTER) {
         const int tiles = (args.rows + ROWS - 1) / ROWS, index = block_index() / CLUSTER;
         sequence = index % args.sequences;
         first_row = (tiles - 1 - index / args.sequences) * ROWS;  // the longest come first
@@ -89,9 +73,9 @@ struct Block {
         return shared + SENT_AT + (stage * (CLUSTER - 1) + (to_rank - rank + CLUSTER - 1) % CLUSTER) * SENT;
     }
     DEVICE void init_barriers() const {
-        units.init(1, PARTS);
-        values.init(1, 4 * CONSUMERS);
-        planes.init(MIXING_WARPS, 4 * CONSUMERS * CLUSTER);
+        units.init(PARTS);
+        values.init(4 * CONSUMERS);
+        planes.init(4 * CONSUMERS * CLUSTER, MIXING_WARPS);
         barrier_init_done();
     }
 };

@@ -87,17 +87,17 @@ DEVICE void mix_units(const Arguments& args, const Block& block) {
 #pragma unroll 1
     for (int step = 0; step < block.steps; step++) {
         const int unit = step * GROUPS + group, stage = block.planes.stage(step);
-        const uint32_t full = block.planes.full(step);
+        const uint32_t full = block.planes.full_at(step);
         const uint32_t from = block.shared + UNITS_AT + block.units.stage(unit) * UNIT + lane_at;
         const uint32_t to = destination.at + stage * destination.stage_pitch;
-        block.units.wait_full(unit);
+        block.units.wait(unit);
 #pragma unroll
         for (int i = 0; i < KEY_STEPS; i++) {
             const int keys = part * KEY_STEPS + i;
             Pairs pairs;
             if (TILES == 1 || step < stored_steps) mix_keys(pairs, from ^ (keys * 32), weights);
             else clear(pairs);
-            if (i == 0) block.planes.wait_empty(step);  // in all blocks; the pieces that this one sent have arrived
+            if (i == 0) block.planes.acquire(step);  // in all blocks; the pieces that this one sent have arrived
 #pragma unroll
             for (int row = 0; row < 8; row++)
                 store_matrices_transposed((to + keys * 2 * EIGHT_PITCH) ^ (row * 16), pairs[row]);
@@ -105,7 +105,7 @@ DEVICE void mix_units(const Arguments& args, const Block& block) {
         fence_async_proxy();
         __syncwarp();
         if (lane == 0) {
-            barrier_arrive(block.units.empty(unit));
+            block.units.release(unit);
             if (warp == 0) barrier_expect(full, (ROWS / 8 - GROUPS) * PIECE);  // from other blocks
             else barrier_arrive(full);
 #pragma unroll

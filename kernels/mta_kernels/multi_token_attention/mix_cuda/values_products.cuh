@@ -45,8 +45,8 @@ DEVICE void multiply_values(const Arguments& args, const Block& block, int warpg
     for (int step = 0; step < block.steps; step++) {
         const uint64_t left = planes + bytes_on(block.planes.stage(step) * PLANES);
         const uint64_t right = values + bytes_on(block.values.stage(step) * VALUES);
-        block.values.wait_full(step);
-        block.planes.wait_full(step);
+        block.values.wait(step);
+        block.planes.wait(step);
         products_begin();
 #pragma unroll
         for (int product = 0; product < PRODUCTS; product++) {
@@ -58,8 +58,8 @@ DEVICE void multiply_values(const Arguments& args, const Block& block, int warpg
         }
         products_commit();
         products_wait<0>();  // the other warp group's products run meanwhile
-        if (lane < CLUSTER) arrive_in_block(lane, block.planes.empty(step));
-        if (lane == 0) barrier_arrive(block.values.empty(step));
+        if (lane < CLUSTER) arrive_in_block(lane, block.planes.empty_at(step));
+        if (lane == 0) block.values.release(step);
     }
     write_rows(args, block, share, sums, thread);
 }

@@ -119,7 +119,20 @@ DEVICE void differentiate_row(const Arguments& args, const Row& row, Softmax& so
                               const Matrices& weights, Products& dpre, Products& dpost, uint32_t shared, int rank,
                               Turn& received) {
     const uint32_t grad_buffer = buffer + HEADS * args.pitch;
-    const int first = row.start + thread_index() / 32 * COLUMNS;
+    // Calls `use(x, dp, at, column, hidden)` for each tile: logits and gradients, `at` in the buffers.
+    const auto for_tiles = [&](auto use) {
+#pragma unroll 1
+        for (int column = row.start + thread_index() / 32 * COLUMNS; column < row.stop; column += WARPS * COLUMNS) {
+            const bool hidden = some_hidden(row, column);
+#pragma unroll
+            for (int i = 0; i < TILES; i++) {
+                const int at = (column - row.start) * 2 + i * 32;
+                float x[EIGHTS][4], dp[EIGHTS][4];
+                mix_tile(x, dp, buffer + at, grad_buffer + at, lane, weights, row, column + 16 * i, hidden);
+                use(x, dp, at, column + 16 * i, hidden);
+            }
+        }
+    };
     Sums sums;
     if (softmax.some_is_large()) {
         sum_logits(sums, row, buffer, lane, weights.pre, shared, rank, received);
@@ -127,62 +140,44 @@ DEVICE void differentiate_row(const Arguments& args, const Row& row, Softmax& so
     }
 #pragma unroll
     for (int i = 0; i < EIGHTS * 2; i++) sums[i / 2][i % 2] = {0, 0};
-#pragma unroll 1
-    for (int column = first; column < row.stop; column += WARPS * COLUMNS) {
-        const bool hidden = some_hidden(row, column);
+    for_tiles([&](auto& x, auto& dp, int, int, bool) {
 #pragma unroll
-        for (int i = 0; i < TILES; i++) {
-            const int at = (column - row.start) * 2 + i * 32;
-            float x[EIGHTS][4], dp[EIGHTS][4];
-            mix_tile(x, dp, buffer + at, grad_buffer + at, lane, weights, row, column + 16 * i, hidden);
-#pragma unroll
-            for (int j = 0; j < EIGHTS * 4; j++) {
-                float2& pair = sums[j / 4][j % 2];
-                const float p = softmax.power(x[j / 4][j % 4], j / 4, j % 2);
-                pair = {fmaf(p, dp[j / 4][j % 4], pair.x), pair.y + p};
-            }
+        for (int j = 0; j < EIGHTS * 4; j++) {
+            float2& pair = sums[j / 4][j % 2];
+            const float p = softmax.power(x[j / 4][j % 4], j / 4, j % 2);
+            pair = {fmaf(p, dp[j / 4][j % 4], pair.x), pair.y + p};
         }
-    }
+    });
     merge_sums<OfNumbers>(sums, shared, rank, received);
     softmax.set_sums(sums);
-#pragma unroll 1
-    for (int column = first; column < row.stop; column += WARPS * COLUMNS) {
-        const bool hidden = some_hidden(row, column);
+    for_tiles([&](auto& x, auto& dp, int at, int column, bool hidden) {
 #pragma unroll
-        for (int i = 0; i < TILES; i++) {
-            const int at = (column - row.start) * 2 + i * 32;
-            float x[EIGHTS][4], dp[EIGHTS][4];
-            mix_tile(x, dp, buffer + at, grad_buffer + at, lane, weights, row, column + 16 * i, hidden);
-#pragma unroll
-            for (int j = 0; j < EIGHTS * 4; j++) {
-                const float p = softmax.power(x[j / 4][j % 4], j / 4, j % 2) * softmax.inverse[j / 4][j % 2];
-                x[j / 4][j % 4] = p, dp[j / 4][j % 4] = p * (dp[j / 4][j % 4] - softmax.delta[j / 4][j % 2]);
-            }
-            if (hidden) {  // even in a row of NaN: the tile has unseen keys, too
-                hide(x, row, column + 16 * i, 0);
-                hide(dp, row, column + 16 * i, 0);
-            }
-            uint32_t p[EIGHTS][2], dl[EIGHTS][2];
-            round_pairs(p, x);
-            round_pairs(dl, dp);
-            if (row.high - row.low == 1) {  // a single visible key has probability 1 exactly, whatever its score
-#pragma unroll
-                for (int j = 0; j < EIGHTS * 2; j++) dl[j / 2][j % 2] = 0;
-            }
-            if (POST_MIX) add_products(dpost, grad_buffer + at, p, lane, row, column + 16 * i, hidden);
-            if (PRE_MIX) add_products(dpre, buffer + at, dl, lane, row, column + 16 * i, hidden);
-            mix_back(buffer + at, p, lane, shared + SCRAP_AT, weights.post);
-            mix_back(grad_buffer + at, dl, lane, shared + SCRAP_AT, weights.pre_back);
+        for (int j = 0; j < EIGHTS * 4; j++) {
+            const float p = softmax.power(x[j / 4][j % 4], j / 4, j % 2) * softmax.inverse[j / 4][j % 2];
+            x[j / 4][j % 4] = p, dp[j / 4][j % 4] = p * (dp[j / 4][j % 4] - softmax.delta[j / 4][j % 2]);
         }
-    }
+        if (hidden) {  // even in a row of NaN: the tile has unseen keys, too
+            hide(x, row, column, 0);
+            hide(dp, row, column, 0);
+        }
+        uint32_t p[EIGHTS][2], dl[EIGHTS][2];
+        round_pairs(p, x);
+        round_pairs(dl, dp);
+        if (row.high - row.low == 1) {  // a single visible key has probability 1 exactly, whatever its score
+#pragma unroll
+            for (int j = 0; j < EIGHTS * 2; j++) dl[j / 2][j % 2] = 0;
+        }
+        if (POST_MIX) add_products(dpost, grad_buffer + at, p, lane, row, column, hidden);
+        if (PRE_MIX) add_products(dpre, buffer + at, dl, lane, row, column, hidden);
+        mix_back(buffer + at, p, lane, shared + SCRAP_AT, weights.post);
+        mix_back(grad_buffer + at, dl, lane, shared + SCRAP_AT, weights.pre_back);
+    });
 }
 
 extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS)
     mix_rows_backward(const __grid_constant__ Arguments args) {
     const uint32_t shared = shared_memory();
-    const int rank = block_index() % CLUSTER, cluster = block_index() / CLUSTER, warp = thread_index() / 32;
-    prepare_block(args, shared);
-    if (warp < WARPS) {
+    run_block(args, shared, [&](int rank, int cluster, int warp) {
         const Lane lane(args.pitch);
         const Matrices weights(shared);
         Products dpre = {}, dpost = {};
@@ -203,12 +198,5 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS)
                 differentiate_row(args, row, softmax, buffer, lane, weights, dpre, dpost, shared, rank, received);
             });
         take_all();
-    }
-#if BULK
-    else copy_rows(args, shared, cluster, rank);
-#endif
-#if CLUSTER > 1
-    __syncwarp();
-    cluster_barrier();  // no block may end before its sends have arrived
-#endif
+    });
 }

@@ -165,9 +165,7 @@ DEVICE void mix_row(const Arguments& args, const Row& row, uint32_t buffer, cons
 
 extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS) mix_rows(const __grid_constant__ Arguments args) {
     const uint32_t shared = shared_memory();
-    const int rank = block_index() % CLUSTER, cluster = block_index() / CLUSTER, warp = thread_index() / 32;
-    prepare_block(args, shared);
-    if (warp < WARPS) {
+    run_block(args, shared, [&](int rank, int cluster, int) {
         const Lane lane(args.pitch);
         const Weights<false> pre(shared + PRE_AT);
         const Weights<true> post(shared + POST_AT);
@@ -181,12 +179,5 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS) mix_ro
                 mix_row(args, row, buffer, lane, pre, post, shared, rank, received);
 #endif
             });
-    }
-#if BULK
-    else copy_rows(args, shared, cluster, rank);
-#endif
-#if CLUSTER > 1
-    __syncwarp();
-    cluster_barrier();  // no block may end before its sends have arrived
-#endif
+    });
 }

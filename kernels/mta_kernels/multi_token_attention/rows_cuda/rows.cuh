@@ -54,6 +54,20 @@ DEVICE void for_rows(const Arguments& args, uint32_t shared, int rank, int clust
     }
 }
 
+// A block: `compute(rank, cluster, warp)` in the computing warps, beside the warp that copies.
+template <class Compute> DEVICE void run_block(const Arguments& args, uint32_t shared, Compute compute) {
+    const int rank = block_index() % CLUSTER, cluster = block_index() / CLUSTER, warp = thread_index() / 32;
+    prepare_block(args, shared);
+    if (warp < WARPS) compute(rank, cluster, warp);
+#if BULK
+    else copy_rows(args, shared, cluster, rank);
+#endif
+#if CLUSTER > 1
+    __syncwarp();
+    cluster_barrier();  // no block may end before its sends have arrived
+#endif
+}
+
 // Sets a tile's positions lane / 4 and 8 further to `instead` where the row does not see them.
 DEVICE void hide(float (&x)[EIGHTS][4], const Row& row, int column, float instead = MINUS_INFINITY) {
     const int position = column + thread_index() % 32 / 4;
