@@ -26,15 +26,6 @@ WIDE_TILE_BYTES = 200 * 1024  # of shared memory for tiles of 256 columns; sm_12
 
 
 @triton.jit
-def _product_factor(factor, loss_scale_ptr, units_ptr, batch_head, row, rows, SPANS: tl.constexpr):
-    """The factor of rows of a head's product, whose left side has a loss scale and the right one units or None."""
-    factor /= loss_scale_of(loss_scale_ptr, batch_head, row, rows, SPANS)
-    if units_ptr is not None:
-        factor *= tl.load(units_ptr + batch_head)
-    return factor
-
-
-@triton.jit
 def _product_kernel(
     left_desc, right_desc, out_ptr, loss_scale_ptr, units_ptr, bounds_ptr,
     stride_lh, stride_ln, stride_rh, stride_rn,
@@ -46,7 +37,7 @@ def _product_kernel(
     """`out[i] = factor * sum_j left[i, j] * right[j]`, for BLOCK_M rows i and BLOCK_N columns; j counts keys.
 
     left `[B*Hq, rows, keys]`, right `[B*H, N, columns]` each shared by `right_group` heads of left,
-    out `[B*Hq, rows, columns]` float32. `factor` as in `_product_factor`, bounds are the spans.
+    out `[B*Hq, rows, columns]` float32. left has a loss scale and right units, or None. Bounds are the spans.
     With TRANSPOSED `out[j] += factor * sum_i left[i, j] * right[first_row + i]`, for BLOCK_M keys j: right
     `[B*Hq, M, columns]`, out `[B*Hq, N, columns]`, of which the first `written` rows hold a sum already. Bounds are
     `BackwardChunk.seen_by`.
@@ -79,7 +70,10 @@ def _product_kernel(
     row = first + tl.arange(0, BLOCK_M)
     scaled_row = row if TRANSPOSED else first_row + row
     all_rows = key_rows if TRANSPOSED else query_rows
-    total *= _product_factor(factor, loss_scale_ptr, units_ptr, batch_head, scaled_row, all_rows, SPANS)
+    factor /= loss_scale_of(loss_scale_ptr, batch_head, scaled_row, all_rows, SPANS)
+    if units_ptr is not None:
+        factor *= tl.load(units_ptr + batch_head)
+    total *= factor
     column = first_column + tl.arange(0, BLOCK_N)
     inside = (row < out_rows)[:, None] & (column < columns)[None, :]
     out_ptr += (batch_head.to(tl.int64) * (key_rows if TRANSPOSED else rows) + row[:, None]) * columns + column[None, :]
