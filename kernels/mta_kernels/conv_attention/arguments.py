@@ -119,19 +119,15 @@ def _listed_dtypes() -> str:
     return f"{', '.join(map(str, DTYPES[:-1]))} or {DTYPES[-1]}"
 
 
-def check_dimensions(**tensors: Tensor) -> None:
-    """Raise ValueError, by its name, for the first of these that has not four dimensions."""
-    for name, tensor in tensors.items():
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise unless q, k and v have four dimensions, none of them empty, and agree in dtype and device."""
+    named = ("q", q), ("k", k), ("v", v)
+    for name, tensor in named:
         if tensor.dim() != 4:
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)}; expected four dimensions [batch, heads, seq_len, head_dim]"
             )
-
-
-def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise unless q, k and v have four dimensions, none of them empty, and agree in dtype and device."""
-    check_dimensions(q=q, k=k, v=v)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+    for name, tensor in named:
         if 0 in tensor.shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; every dimension must be at least 1")
         check_has_floating_point(name, tensor)
@@ -183,17 +179,12 @@ def check_weight(weight: Tensor, query_heads: int, q: Tensor, *, name: str = "we
 
     Its dtype may be float32 as well. `like` is the name of q.
     """
-    check_taps(weight, query_heads, name=name)
-    check_like(name, weight, q, like)
-
-
-def check_taps(weight: Tensor, query_heads: int, *, name: str = "weight") -> None:
-    """Raise ValueError unless `weight`, by its `name`, is `[query_heads, cq, ck]`."""
     if weight.dim() != 3 or weight.shape[0] != query_heads or 0 in weight.shape:
         raise ValueError(
             f"{name} has shape {tuple(weight.shape)}; expected [query heads, query taps, key taps] "
             f"with {query_heads} query heads and at least one tap each way"
         )
+    check_like(name, weight, q, like)
 
 
 def check_like(name: str, x: Tensor, q: Tensor, like: str = "q") -> None:

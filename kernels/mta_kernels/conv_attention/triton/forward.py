@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -101,23 +100,6 @@ def _forward_heads(
         depth=prepared.queries.shape[2], block_d=value_block(q), short=causal and k.shape[2] < KEYS_OF_WIDE_TILES,
         **tile_limits(q),
     )  # fmt: skip
-    launch_forward(prepared, out, logsumexp, causal, spans, config, signature)
-
-
-def heads_at_once(prepared: Prepared, causal: bool) -> int:
-    """Heads whose programs run together: on Hopper, if causal, as many as L2 has room for their keys; else one."""
-    keys = prepared.keys
-    if not causal or compiled_capability(keys.device) != (9, 0):
-        return 1
-    head_bytes = keys.shape[1] * keys.shape[2] * keys.element_size()
-    return min(prepared.queries.shape[0], max(1, KEYS_IN_L2 // head_bytes))
-
-
-def launch_forward(
-    prepared: Prepared, out: Tensor, logsumexp: Tensor, causal: bool, spans: Tensor | None, config: ForwardConfig,
-    signature: Hashable,
-) -> None:  # fmt: skip
-    """Run the fused kernel on prepared inputs into `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`."""
     batch, heads, query_rows, head_dim = out.shape
     queries, keys, values = prepared.queries, prepared.keys, prepared.values
     block_d = value_block(values)
@@ -153,6 +135,15 @@ def launch_forward(
         ALIGNMENT=16 // values.element_size(), PRECISION=dot_precision(values.dtype),
         DEPENDENT_LAUNCH=dependent, num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=dependent,
     )  # fmt: skip
+
+
+def heads_at_once(prepared: Prepared, causal: bool) -> int:
+    """Heads whose programs run together: on Hopper, if causal, as many as L2 has room for their keys; else one."""
+    keys = prepared.keys
+    if not causal or compiled_capability(keys.device) != (9, 0):
+        return 1
+    head_bytes = keys.shape[1] * keys.shape[2] * keys.element_size()
+    return min(prepared.queries.shape[0], max(1, KEYS_IN_L2 // head_bytes))
 
 
 @functools.cache

@@ -53,7 +53,14 @@ def _conv_attention_fwd_kernel(
                                 BLOCK_N, BLOCK_D, ALIGNMENT)  # fmt: skip
         k_masked_desc, v_masked_desc = k_desc, v_desc
 
-    batch_head, first_query = _place_of_program(query_rows, heads_at_once, all_heads, BLOCK_M)
+    # The keys of `heads_at_once` heads stay in L2. Causal blocks near the end have the most keys:
+    # start with them.
+    query_blocks = tl.cdiv(query_rows, BLOCK_M)
+    first_head = tl.program_id(0) // (heads_at_once * query_blocks) * heads_at_once
+    heads_now = tl.minimum(heads_at_once, all_heads - first_head)
+    program = tl.program_id(0) - first_head * query_blocks
+    batch_head = first_head + program % heads_now
+    first_query = (query_blocks - 1 - program // heads_now) * BLOCK_M
     query = first_query + tl.arange(0, BLOCK_M)
     inside = query < query_rows
     k_head = batch_head // k_group
@@ -136,31 +143,7 @@ def _conv_attention_fwd_kernel(
 
     out_ptr += batch.to(tl.int64) * stride_ob + (batch_head % heads).to(tl.int64) * stride_oh
     logsumexp_ptr += batch.to(tl.int64) * stride_lb + batch_head % heads * stride_lh + query
-    _store_rows(
-        out_ptr, logsumexp_ptr, accumulator, running_max * unit, running_sum, query, inside, SPANS, HEAD_DIM, BLOCK_D,
-        SUMS_IN_THREADS,
-    )  # fmt: skip
-
-
-@triton.jit
-def _place_of_program(query_rows, heads_at_once, all_heads, BLOCK_M: tl.constexpr):
-    """A program's head, counted over the batch, and its first query.
-
-    The keys of `heads_at_once` heads stay in L2. Causal blocks near the end have the most keys: start with them.
-    """
-    query_blocks = tl.cdiv(query_rows, BLOCK_M)
-    first_head = tl.program_id(0) // (heads_at_once * query_blocks) * heads_at_once
-    heads_now = tl.minimum(heads_at_once, all_heads - first_head)
-    program = tl.program_id(0) - first_head * query_blocks
-    return first_head + program % heads_now, (query_blocks - 1 - program // heads_now) * BLOCK_M
-
-
-@triton.jit
-def _store_rows(
-    out_ptr, logsumexp_ptr, accumulator, running_max, running_sum, query, inside,
-    SPANS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SUMS_IN_THREADS: tl.constexpr,
-):  # fmt: skip
-    """Write the rows of a head that starts at `out_ptr`, and their logsumexp, of base-2 units before."""
+    running_max *= unit
     if SUMS_IN_THREADS:
         running_sum = tl.sum(running_sum, 1)
     if SPANS:  # rows that see no key give zeros
