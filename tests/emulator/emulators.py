@@ -12,6 +12,7 @@ from emulated_hopper import encode, tensor_map
 from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.conv_attention.cuda_decode import backend, decode, hopper_plan, plan
+from mta_kernels.conv_attention.hopper.source import FOLDER as HOPPER
 from mta_kernels.multi_token_attention.decode_cuda import step
 from mta_kernels.multi_token_attention.heads_cuda import heads
 from mta_kernels.multi_token_attention.mix_cuda import logits, values
@@ -110,7 +111,7 @@ def emulated_rows(monkeypatch: Patch) -> Emulator:
 @pytest.fixture
 def emulated_mix(monkeypatch: Patch) -> Emulator:
     """`keep_logits` and `mix_values` take CPU tensors in this test; a field are multiprocessors."""
-    found = KernelsEmulator("mix_cuda", rows.FOLDER, multiprocessors=3)
+    found = KernelsEmulator("mix_cuda", rows.FOLDER, HOPPER, multiprocessors=3)
     for module in (logits, values):
         monkeypatch.setattr(module, "_launches", {})
         monkeypatch.setattr(module, "tensor_map", tensor_map)

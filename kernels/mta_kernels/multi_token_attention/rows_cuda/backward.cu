@@ -119,10 +119,11 @@ DEVICE void differentiate_row(const Arguments& args, const Row& row, Softmax& so
                               const Matrices& weights, Products& dpre, Products& dpost, uint32_t shared, int rank,
                               Turn& received) {
     const uint32_t grad_buffer = buffer + HEADS * args.pitch;
+    const int first = row.start + thread_index() / 32 * COLUMNS;
     // Calls `use(x, dp, at, column, hidden)` for each tile: logits and gradients, `at` in the buffers.
     const auto for_tiles = [&](auto use) {
 #pragma unroll 1
-        for (int column = row.start + thread_index() / 32 * COLUMNS; column < row.stop; column += WARPS * COLUMNS) {
+        for (int column = first; column < row.stop; column += WARPS * COLUMNS) {
             const bool hidden = some_hidden(row, column);
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
