@@ -101,6 +101,8 @@ _launches: dict[tuple, Any] = {}
 class HopperLaunches:
     """The launches of a pass for calls that differ only in addresses: everything else is computed once."""
 
+    _maps: Any  # the tensor maps among a subclass's arguments
+
     def __init__(self, described: Sequence[Tensor], scratch: Mapping[str, int], aligned: int) -> None:
         """For inputs like `described`. Parts of the scratch have these bytes and begin at multiples of `aligned`."""
         self._has_describable_strides = all(map(has_describable_strides, described))
@@ -121,7 +123,8 @@ class HopperLaunches:
         """The launches for tensors like these, remembered; `packed` is whether there are spans."""
         key = cls, operation, packed, tensors[0].device, *((x.shape, x.stride(), x.dtype) for x in tensors)
         found = _launches.get(key)
-        return keep(_launches, key, cls(operation, *tensors, packed=packed)) if found is None else found
+        make: Any = cls  # a subclass takes the tensors of its pass
+        return keep(_launches, key, make(operation, *tensors, packed=packed)) if found is None else found
 
     def _sequence(self, arguments: Sequence[Any], rows: Sequence[Sequence[Rows]], *launches: driver.Launch) -> None:
         """Keep the launches, their `arguments` whose fields are parts of the scratch, and the `rows` of each input."""
