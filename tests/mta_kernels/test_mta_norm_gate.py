@@ -97,6 +97,19 @@ def test_without_an_eps(gate: int) -> None:
 
 
 @pytest.mark.parametrize("gate", [1, 2])
+def test_gates_that_are_all_but_open(gate: int) -> None:
+    """1 - sigmoid(14) has four bits in float32, eager PyTorch's too; the derivative keeps all of them."""
+    inputs = make_inputs((False, gate, True), (1, 2, 19, 16))
+    inputs["gate_weight"] *= 0.1
+    inputs["gate_bias"] = torch.full_like(inputs["gate_bias"], 14.0)
+    grad_out = torch.ones_like(inputs["x"])
+    exact = run(reference.norm_and_gate, {name: x.double() for name, x in inputs.items()}, grad_out.double())
+    got = run(norm_gate.NORM_GATE, inputs, grad_out)
+    for name in ("gate_weight", "gate_bias"):
+        assert relative_error(got[name], exact[name]) < 1e-5
+
+
+@pytest.mark.parametrize("gate", [1, 2])
 def test_any_strides(gate: int) -> None:
     """The result has the strides of x, as PyTorch's own functions give."""
     inputs = make_inputs((True, gate, True), (2, 3, 21, 24))

@@ -70,7 +70,7 @@ def _norm_gate_backward_kernel(
             o = _normed(x, inverse, weight_ptr, dim, stride_w, factor, HEAD_DIM, NORM, x_ptr.dtype.element_ty)
             z = _gate_of_row(o, gate_ptr, bias_ptr, dim, stride_gate, HEAD_DIM, BIAS, x_ptr.dtype.element_ty)
             opened = tl.sigmoid(z)
-            d_z = tl.sum(grad * o, 1) * opened * (1 - opened)  # zero in rows past the end
+            d_z = tl.sum(grad * o, 1) * opened * tl.sigmoid(-z)  # zero in rows past the end
             gate = _vector(gate_ptr, dim, stride_gate, HEAD_DIM).to(x_ptr.dtype.element_ty).to(tl.float32)
             d_o = grad * opened[:, None] + d_z[:, None] * gate[None, :]
             d_gate += d_z[:, None] * o
@@ -118,7 +118,8 @@ def _gate_of_dims_backward_kernel(
     opened = tl.sigmoid(z)
     place = row.to(tl.int64) * HEAD_DIM
     _store(o_ptr, place, inside, dim, 1, o, HEAD_DIM)
-    _store(dz_ptr, place, inside, dim, 1, grad * o * opened * (1 - opened), HEAD_DIM)
+    # The derivative has the closed part as sigmoid(-z): 1 - sigmoid(z) keeps no digits where a gate is all but open.
+    _store(dz_ptr, place, inside, dim, 1, grad * o * opened * tl.sigmoid(-z), HEAD_DIM)
     _store(direct_ptr, place, inside, dim, 1, grad * opened, HEAD_DIM)
 
 
