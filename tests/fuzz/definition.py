@@ -80,7 +80,7 @@ class Problem:
         bool  # whose kernels may round scaled queries, and have a backward's sums of rows from the output
     )
     decode: bool  # whose kernels round a row's logsumexp, which is their state, and queries with the taps folded in
-    equal_rows: bool = False  # of q and of k, whose scores are rounded alike
+    equal_rows: bool = False  # of q and k, or of v, so that scores or outputs of all rows are rounded alike
 
     @property
     def folds_taps(self) -> bool:

@@ -338,7 +338,7 @@ class Wanted:
         numbers: dict[str, Any] = {
             "causal": case.causal, "scale": softmax_scale(case), "norm_eps": 0.0, "factor": 1.0, "kept": None,
             "dropout": 0.0, "by_conv_attention": True, "decode": case.pass_ == "decode",
-            "equal_rows": case.values == "equal",
+            "equal_rows": case.values in ("equal", "one value"),
             "pads": (padding(case.pad_key, case.key_taps), 0),
         }  # fmt: skip
         parts = case.parts
