@@ -4,9 +4,10 @@ What does not fit is left out by rank and named, stands above the rows that shar
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Literal
 
 from rich.cells import cell_len
@@ -38,7 +39,14 @@ class Column:
     @cached_property
     def width(self) -> int:
         """Characters of the widest text."""
-        return max(map(_length, (*self.heading.split("\n"), *self.texts)))
+        return max(_lengths([*self.heading.split("\n"), *self.texts]))
+
+    def padded(self, texts: Sequence[Cell]) -> list[Cell]:
+        """Texts as wide as the column."""
+        spaces = [" " * (self.width - length) for length in _lengths(texts)]
+        pairs = zip(spaces, texts, strict=True) if self.justify == "right" else zip(texts, spaces, strict=True)
+        styled = Text in map(type, texts)
+        return [Text.assemble(*two) if styled and Text in map(type, two) else f"{two[0]}{two[1]}" for two in pairs]
 
     @property
     def name(self) -> str:
@@ -52,10 +60,9 @@ def as_columns(headings: Sequence[str], rows: Iterable[Sequence[Cell]], left: Co
     Those in `left`, by default the first, stand to the left; the others, numbers, to the right.
     """
     left = left or headings[:1]
-    whole = [[*row, *[""] * (len(headings) - len(row))] for row in rows]
     return [
-        Column(heading, [row[i] for row in whole], 0, "left" if heading in left else "right")
-        for i, heading in enumerate(headings)
+        Column(str(heading), texts, 0, "left" if heading in left else "right")
+        for heading, *texts in zip_longest(headings, *rows, fillvalue="")
     ]
 
 
@@ -82,14 +89,13 @@ def lines(columns: Sequence[Column], above: Sequence[Column] = ()) -> Iterator[T
     """The headings and a line a row; groups of rows below what they share in `above`."""
     headings = [column.heading.split("\n") for column in columns]
     height = max(map(len, headings))
-    widths = [column.width for column in columns]
-    for texts in zip(*([""] * (height - len(texts)) + texts for texts in headings), strict=True):
-        if any(texts):
-            yield _joined(texts, columns, widths, "bold")
+    heads = (one.padded([""] * (height - len(texts)) + texts) for one, texts in zip(columns, headings, strict=True))
+    yield from filter(None, (_joined(texts, "bold") for texts in zip(*heads, strict=True)))
+    rows = list(zip(*(column.padded(column.texts) for column in columns), strict=True))
     apart = above or [column for column in columns if column.apart]
+    keys = list(zip(*(map(str, column.texts) for column in apart), strict=True)) or [()] * len(rows)
     # Neighbouring rows with the same texts in these columns: the texts, and the rows' numbers.
-    found = groupby(range(len(columns[0].texts)), key=lambda i: tuple(str(column.texts[i]) for column in apart))
-    groups = [(texts, list(members)) for texts, members in found]
+    groups = [(texts, list(members)) for texts, members in groupby(range(len(rows)), keys.__getitem__)]
     ordered = len(groups) == len({texts for texts, _ in groups})  # else they are sorted by something else
     for number, (texts, members) in enumerate(groups):
         if number and ordered:
@@ -98,7 +104,7 @@ def lines(columns: Sequence[Column], above: Sequence[Column] = ()) -> Iterator[T
             words = (f"{column.name} {text or '-'}" for column, text in zip(above, texts, strict=True))
             yield Text(", ".join(words), "bold")
         for i in members:
-            yield _joined([column.texts[i] for column in columns], columns, widths, "")
+            yield _joined(rows[i])
 
 
 def blocks(columns: Sequence[Column], width: int) -> list[list[Column]]:
@@ -120,10 +126,9 @@ def print_columns(console: Console, columns: Sequence[Column]) -> None:
 
 def print_lines(console: Console, texts: Iterable[Text]) -> None:
     """Print lines as they are, in which GitHub's runner finds no command."""
-    safe = [text if (shown := in_log(text.plain)) == text.plain else Text(shown, text.style) for text in texts]
     if console.color_system is None and not console.quiet:  # many times as fast
-        console.file.write("".join(f"{text.plain}\n" for text in safe))
-    elif safe:
+        console.file.write(in_log("".join(f"{text.plain}\n" for text in texts)))
+    elif safe := [text if (shown := in_log(text.plain)) == text.plain else Text(shown, text.style) for text in texts]:
         console.print(Text("\n").join(safe), soft_wrap=True, highlight=False)
 
 
@@ -139,17 +144,13 @@ def numbered(texts: Iterable[str]) -> dict[str, str]:
     return {text: f"[{number}]" for number, text in enumerate(dict.fromkeys(filter(None, texts)), start=1)}
 
 
-def _joined(texts: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int], style: str) -> Text:
-    cells: list[Cell] = []
-    for text, column, width in zip(texts, columns, widths, strict=True):
-        space = " " * (width - _length(text))
-        cells += [GAP, space, text] if column.justify == "right" else [GAP, text, space]
-    if not any(isinstance(text, Text) for text in texts):  # as most lines, and many times as fast
-        return Text("".join(map(str, cells[1:])).rstrip(), style)
-    line = Text.assemble(*cells[1:], style=style)
+def _joined(cells: Sequence[Cell], style: str = "") -> Text:
+    with suppress(TypeError):  # most lines have no style of their own, and are joined many times as fast
+        return Text(GAP.join(cells).rstrip(), style)  # type: ignore[arg-type]
+    line = Text(GAP).join(Text(cell) if isinstance(cell, str) else cell for cell in cells)
     line.rstrip()
     return line
 
 
-def _length(text: Cell) -> int:
-    return text.cell_len if isinstance(text, Text) else cell_len(text)
+def _lengths(texts: Iterable[Cell]) -> list[int]:
+    return [len(plain) if (plain := str(text)).isascii() else cell_len(plain) for text in texts]

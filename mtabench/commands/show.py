@@ -1,6 +1,7 @@
 """The command `mtabench show`: a results file as a table that fits the terminal, a pipe or a log."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,7 @@ def print_rows(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) 
 def _lines(title: str, view: View, notes: Sequence[str], console: Console) -> Iterable[Text]:
     width = console.width
 
-    def fit(text: str) -> str:
-        return _encodable(text, console.encoding)
-
+    fit = partial(_encodable, encoding=console.encoding)
     yield from (Text(line, "bold") for line in tables.wrapped(fit(printable(title)), width))
     for facts in (view.setting, view.device):
         yield from (Text(f"  {line}") for line in _filled([fit(fact) for fact in facts], fit(" · "), width - 2))
@@ -83,7 +82,8 @@ def _lines(title: str, view: View, notes: Sequence[str], console: Console) -> It
 
 def _as_column(column: ViewColumn, fit: Callable[[str], str]) -> tables.Column:
     """The column as a table takes it, with the status in its colour."""
-    texts: list[str | Text] = [fit(text) for text in column.texts]
+    whole = "".join(column.texts)
+    texts: Sequence[str | Text] = column.texts if fit(whole) == whole else [fit(text) for text in column.texts]
     if column.name == "status":
         texts = [Text(str(text), STYLES.get(str(text).partition(" ")[0], "")) for text in texts]
     heading = f"{fit(column.name)}\n{column.unit}"

@@ -121,7 +121,7 @@ def _shown(row: Row, name: str) -> str:
 
 def _shared(rows: Sequence[Row], name: str) -> str | None:
     """The one value that stands in a column, where anything does: a failed row has no timer. None for several."""
-    values = {_shown(row, name) if name == "splits" else value_of(row, name) for row in rows}
+    values = {_shown(row, name) if name in ("splits", "conv", "post_conv") else row[name] for row in rows}
     if name not in STEPS:
         values.discard("")
     elif name in PLAIN_LACKS and any(row["op"] != PLAIN for row in rows):  # which its implementation implies
