@@ -1,7 +1,7 @@
 """Names of cells: one name that is the same in every report, and in tables the parts that distinguish cells."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mtabench.problem.axes import short
@@ -27,7 +27,7 @@ class ToldApart(NamedTuple):
 
     shared: str
     columns: list[Column]
-    names: list[str]
+    names: Iterator[str]
 
 
 def name_of(row: Mapping[str, Any]) -> str:
@@ -52,7 +52,7 @@ def told_apart(rows: Sequence[Mapping[str, Any]]) -> ToldApart:
         shown = [short(int(text)) for text in texts] if name == "seq" else texts
         columns.append(Column(name, shown, 0, "left" if name in TO_THE_LEFT else "right", name not in STAYS))
     columns.sort(key=lambda column: not column.apart)
-    names = [_words({name: value for name, value in one.items() if name not in shared}) for one in parts]
+    names = (_words({name: value for name, value in one.items() if name not in shared}) for one in parts)
     return ToldApart(_words(shared, ", "), columns, names)
 
 

@@ -6,6 +6,7 @@ import io
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from mtabench.errors import UsageError
@@ -33,6 +34,12 @@ class CsvFile:
     def torn(self) -> bool:
         """Whether the file ends in the middle of a line."""
         return bool(self.rest)
+
+    def columns(self) -> dict[str, list[str]]:
+        """The texts of all records by the names in the header; equal texts are one object, which is quick to find."""
+        seen: dict[str, str] = {}
+        texts, width = [seen.setdefault(text, text) for text in chain.from_iterable(self.records)], len(self.header)
+        return {name: texts[place::width] for place, name in enumerate(self.header)}
 
     def begins(self, columns: Sequence[str]) -> bool:
         """Whether the header is of these columns, whole or, in a file without a whole line, torn."""

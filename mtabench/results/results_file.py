@@ -123,8 +123,7 @@ def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
             f"{path} is not a results file of mtabench: it has no column {missing[0]}"
             + (f" and {len(missing) - 1} more are missing" if missing[1:] else "")
         )
-    texts = map(list, zip(*file.records, strict=True))
-    columns = {name: next(texts, []) for name in header}
+    columns = file.columns() or {name: [] for name in header}
     columns |= {name: [""] * len(columns["schema_version"]) for name in LATER_COLUMNS if name not in columns}
     for number, version in enumerate(columns["schema_version"], start=FIRST_ROW):
         if version != str(SCHEMA_VERSION):
@@ -163,12 +162,12 @@ def read_results(path: Path | str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS), dtype=object).astype(kinds)
 
 
-def records(columns: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+def records(columns: Mapping[str, Sequence[str]], names: Sequence[str] = COLUMNS) -> list[dict[str, Any]]:
     """Checked texts by column as rows of numbers, NaN where empty, of `causal` as a bool, and of texts."""
-    values: dict[str, Sequence[Any]] = {name: columns[name] for name in COLUMNS}
-    values |= {name: [float(text or "nan") for text in columns[name]] for name in NUMERIC_COLUMNS}
+    values: dict[str, Sequence[Any]] = {name: columns[name] for name in names}
+    values |= {name: [float(text or "nan") for text in columns[name]] for name in names if name in NUMERIC_COLUMNS}
     values["causal"] = [text == "true" for text in columns["causal"]]
-    return [dict(zip(COLUMNS, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    return [dict(zip(names, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
 def _checked(path: Path, name: str, texts: Sequence[str], check: Check) -> list[str]:

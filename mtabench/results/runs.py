@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from mtabench.escaping import quoted
 from mtabench.prose import plural
 from mtabench.results import fields
 from mtabench.results.cell_names import name_of
+from mtabench.results.columns import TABLE
 from mtabench.results.csv_reading import plain_lines, read_csv
 from mtabench.results.results_file import (
     KEY_COLUMNS,
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 # A line takes about 80 bytes: room for 1000 cells with 200 rounds of 10 samples each.
 MOST_BYTES, MOST_SAMPLES = 160 << 20, 2_000_000
 TIME_COLUMNS = ("rounds", "samples", "median_ms", "ci95_low_ms", "ci95_high_ms")
-NAMES = ("run_id", "cell", "round")
+JUDGED = (*TIME_COLUMNS, "timer", "cache", "ci_target", "ci_typical", "run_delay")  # of what came out
+ROW_COLUMNS = tuple(column.name for column in TABLE if column.role != "measured" or column.name in JUDGED)
 SAMPLES_AGREE = 1e-4  # six digits are written
 
 Rounds = tuple[tuple[float, ...], ...]
@@ -42,7 +43,7 @@ Rounds = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A row, and its samples in ms by process and round; none unless its status is ok."""
+    """A row of ROW_COLUMNS, and its samples in ms by process and round; none unless its status is ok."""
 
     row: Mapping[str, Any]
     processes: tuple[Rounds, ...]
@@ -55,7 +56,7 @@ class Cell:
     @property
     def rounds(self) -> Rounds:
         """The samples by round, of one process after the other."""
-        return tuple(samples for rounds in self.processes for samples in rounds)
+        return tuple(chain.from_iterable(self.processes))
 
     @property
     def ok(self) -> bool:
@@ -92,7 +93,7 @@ def read_run(path: Path, samples_needed: bool = True) -> Run:
         raise UsageError(f"{path} ends in the middle of a row; measure its last cells again with --resume")
     rows: dict[str, Mapping[str, Any]] = {}
     keys = zip(*(file.columns[name] for name in KEY_COLUMNS), strict=True)
-    for key, record in zip(map(cell_of, keys), records(file.columns), strict=True):
+    for key, record in zip(map(cell_of, keys), records(file.columns, ROW_COLUMNS), strict=True):
         if key in rows and rows[key]["device"] != record["device"]:
             raise UsageError(
                 f"{path} has the cell {name_of(rows[key])} of several devices; take one of them: "
@@ -105,9 +106,10 @@ def read_run(path: Path, samples_needed: bool = True) -> Run:
     samples = read_samples(path) if wanted and any(row["status"] == "ok" for row in rows.values()) else {}
     cells = {}
     for key, row in rows.items():
-        ids = process_ids(row["run_id"]) if wanted and row["status"] == "ok" else []
+        timed = row["status"] == "ok"
+        ids = process_ids(row["run_id"]) if wanted and timed else []
         cells[key] = Cell(row, tuple(samples.get((run_id, key), ()) for run_id in ids))
-        lacking = [name for name in TIME_COLUMNS if row["status"] == "ok" and not math.isfinite(row[name])]
+        lacking = [name for name in TIME_COLUMNS if timed and not math.isfinite(row[name])]
         if lacking:
             raise UsageError(f"{path} has no number in the column {lacking[0]} for {key}, whose status is ok")
         if ids:
@@ -135,15 +137,19 @@ def without_samples(results: Path, rows: Sequence[Mapping[str, str]]) -> list[Ma
 
 def read_samples(results: Path) -> dict[tuple[str, str], Rounds]:
     """Samples in ms, by round, of each run and cell of a results file; raises UsageError."""
+    import numpy as np
+
     table = _samples_table(results)
-    # Millions of samples of few rounds: by where a round begins, whatever lines lie between two parts of it.
-    begins = (table[[*NAMES]] != table[[*NAMES]].shift()).any(axis=1).to_numpy().nonzero()[0]
-    names = zip(*(table[name].iloc[begins].tolist() for name in NAMES), strict=True)
-    milliseconds = table["ms"].tolist()
-    found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for (run_id, cell, number), (start, stop) in zip(names, pairwise([*begins, len(table)]), strict=True):
-        found[run_id, cell][number].extend(milliseconds[start:stop])
-    return {key: tuple(tuple(by_round[i]) for i in sorted(by_round)) for key, by_round in found.items()}
+    codes = np.stack([table["run_id"].cat.codes, table["cell"].cat.codes, table["round"]])
+    order = np.lexsort(codes[::-1])  # whatever lines lie between two parts of a round
+    begins = np.diff(codes[:, order], prepend=-1) != 0
+    lines = np.flatnonzero(begins.any(axis=0))  # the first of each round
+    milliseconds = table["ms"].to_numpy()[order].tolist()
+    rounds = [tuple(milliseconds[start:stop]) for start, stop in pairwise([*lines.tolist(), len(table)])]
+    firsts = np.flatnonzero(begins[:2, lines].any(axis=0))  # the first round of each cell
+    keys = zip(*(table[name].iloc[order[lines[firsts]]] for name in ("run_id", "cell")), strict=True)
+    parts = pairwise([*firsts.tolist(), len(rounds)])
+    return {key: tuple(rounds[start:stop]) for key, (start, stop) in zip(keys, parts, strict=True)}
 
 
 def _samples_table(results: Path) -> pd.DataFrame:
@@ -151,7 +157,7 @@ def _samples_table(results: Path) -> pd.DataFrame:
     import pandas as pd
 
     path = find_samples(results)
-    kinds: dict[str, Any] = dict.fromkeys(SAMPLE_COLUMNS, str) | {"round": int, "ms": float}
+    kinds: dict[str, Any] = dict.fromkeys(SAMPLE_COLUMNS, "category") | {"round": int, "ms": float}
     try:
         text = io.BytesIO(plain_lines(path, MOST_BYTES))
         table = pd.read_csv(text, dtype=kinds, keep_default_na=False, nrows=MOST_SAMPLES + 1)
@@ -200,7 +206,7 @@ def _is_sample(record: Sequence[str]) -> bool:
 
 def _check_samples(path: Path, key: str, row: Mapping[str, Any], rounds: Rounds) -> None:
     """Raise UsageError unless the samples are those that the row sums up."""
-    samples = [sample for one in rounds for sample in one]
+    samples = list(chain.from_iterable(rounds))
     if (len(rounds), len(samples)) != (row["rounds"], row["samples"]):
         expected = f"{plural(int(row['samples']), 'sample')} in {plural(int(row['rounds']), 'round')}"
         there = f"{plural(len(samples), 'sample')} in {plural(len(rounds), 'round')}"
