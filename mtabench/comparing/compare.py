@@ -228,7 +228,8 @@ def judge(ratios: LogRatios, threshold: float, level: float = LEVEL) -> list[str
     """The verdict of each cell: a change counts if it is sure and at least `threshold`."""
     least, most = np.log1p((-threshold, threshold))
     found = []
-    for value, low, high, p_value in zip(ratios.values, ratios.low, ratios.high, holm(ratios.p_values), strict=True):
+    columns = np.column_stack((ratios.values, ratios.low, ratios.high, holm(ratios.p_values)))
+    for value, low, high, p_value in columns.tolist():
         if p_value <= level and not least < value < most:
             found.append("slower" if value > 0 else "faster")
         else:
@@ -242,22 +243,16 @@ def _judged(cells: Sequence[ComparedCell], threshold: float, level: float) -> It
         [cell.base.processes for cell in cells if cell.base], [cell.head.processes for cell in cells if cell.head]
     )
     ratios = found.ratios
-    smallest = np.expm1(detectable(ratios.errors, ratios.freedom, np.log1p(threshold), level))
+    smallest = detectable(ratios.errors, ratios.freedom, np.log1p(threshold), level)
+    changes = map(np.expm1, (ratios.values, ratios.low, ratios.high, smallest))
+    numbers = np.column_stack((found.base_ms, found.head_ms, *changes)).tolist()
     for i, (cell, verdict) in enumerate(zip(cells, judge(ratios, threshold, level), strict=True)):
         known = bool(np.isfinite(ratios.low[i]))
         hidden = "the noise is too large to tell" if known else "one round says nothing of the noise"
-        doubt = _doubt(cell, ratios.values[i], float(np.log1p(smallest[i]))) if verdict in ("slower", "faster") else ""
-        yield replace(
-            cell,
-            verdict="unclear" if doubt else verdict,
-            reason=doubt or (hidden if verdict == "unclear" else ""),
-            base_ms=float(found.base_ms[i]),
-            head_ms=float(found.head_ms[i]),
-            change=float(np.expm1(ratios.values[i])),
-            low=float(np.expm1(ratios.low[i])) if known else None,
-            high=float(np.expm1(ratios.high[i])) if known else None,
-            detectable=float(smallest[i]) if known else None,
-        )
+        doubt = _doubt(cell, ratios.values[i], smallest[i]) if verdict in ("slower", "faster") else ""
+        reason = doubt or (hidden if verdict == "unclear" else "")
+        sure = numbers[i] if known else [*numbers[i][:3], None, None, None]
+        yield ComparedCell(cell.key, "unclear" if doubt else verdict, cell.base, cell.head, *[*sure, reason])
 
 
 def _doubt(cell: ComparedCell, log_ratio: float, detectable: float) -> str:

@@ -117,9 +117,9 @@ def by_rounds(cells: Sequence[Processes]) -> Estimates:
     values, variances, counts = (np.full(len(cells), np.inf) for _ in range(3))
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)  # cells with as many samples in each round
     for i, processes in enumerate(cells):
-        alike[tuple(len(one) for rounds in processes for one in rounds)].append(i)
+        alike[tuple(map(len, chain(*processes)))].append(i)
     for lengths, places in alike.items():
-        logs = np.array([_logs(chain(*cells[i])) for i in places])
+        logs = _logs(chain(*chain(*(cells[i] for i in places)))).reshape(len(places), sum(lengths))
         values[places], counts[places] = _middle_mean(logs), len(lengths)
         if len(lengths) > 1:
             squares = (_influences(logs, lengths) ** 2).sum(axis=-1)

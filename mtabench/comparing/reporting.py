@@ -103,7 +103,7 @@ def print_cells(console: Console, comparison: Comparison) -> None:
     marks = numbered(cell.reason for cell in cells)
     choices: tuple[dict[str, str], ...] = {}, marks
     for notes in choices:  # a reason stands in its row, or where there is no room below the table
-        rows: list[list[str | Text]] = [[*_fields(cell)[1:-1], _verdict(cell, notes)] for cell in cells]
+        rows: list[list[str | Text]] = [[*_fields(cell), _verdict(cell, notes)] for cell in cells]
         filled = [column for column in as_columns(HEADER[1:], rows, TEXTS) if any(map(str, column.texts))]
         above, columns, _ = fitted([*parts, *filled], console.width)
         if width_of(columns) <= console.width:
@@ -257,18 +257,18 @@ def sentence(cell: ComparedCell) -> str:
 
 def _numbers(cell: ComparedCell) -> str:
     """The times, the change and how sure it is; nothing for a cell that was not compared."""
-    _, before, after, change, interval, smallest, _ = _fields(cell)
+    before, after, change, interval, smallest = _fields(cell)
     known = f" ({interval}, detectable {smallest})" if interval else ""
     return f"{before} to {after} ms, {change}{known}" if change else ""
 
 
 def _fields(cell: ComparedCell) -> tuple[str, ...]:
-    """The texts under HEADER."""
+    """The texts under HEADER between the cell and its verdict."""
     before, after = map(_time, (cell.base_ms, cell.head_ms), (cell.base, cell.head))
     change = "" if cell.change is None else _changed(cell.change).replace("x", "x as long")
     interval = "" if cell.low is None or cell.high is None else _interval(cell.low, cell.high)
     smallest = "" if cell.detectable is None else share(cell.detectable)
-    return cell.name, before, after, change, interval, smallest, cell.outcome
+    return before, after, change, interval, smallest
 
 
 def _time(compared_ms: float | None, side: Cell | None) -> str:
@@ -301,7 +301,7 @@ def _markdown_title(text: str) -> list[str]:
 
 
 def _markdown_table(cells: Iterable[ComparedCell]) -> list[str]:
-    rows = (map(in_markdown, _fields(cell)) for cell in cells)
+    rows = (map(in_markdown, (cell.name, *_fields(cell), cell.outcome)) for cell in cells)
     return [*markdown_table(HEADER, rows, (name not in TEXTS for name in HEADER)), ""]
 
 

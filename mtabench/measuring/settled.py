@@ -1,6 +1,5 @@
 """Whether a time settled: the one definition of how wide its interval is, of the target, and of a time beside a job."""
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,10 +24,8 @@ def half_interval(low: float, high: float) -> float:
 
 def half_interval_of(row: Row) -> float | None:
     """The same for the 95 % interval of a row's median; None if the row has none, and for a single sample."""
-    if _is_single(row):
-        return None
     low, high = _number(row, "ci95_low_ms"), _number(row, "ci95_high_ms")
-    return half_interval(low, high) if low and high else None
+    return half_interval(low, high) if low and high and not _is_single(row) else None
 
 
 def settled(row: Row) -> bool | None:
@@ -51,7 +48,7 @@ def target_of(row: Row) -> float:
 
 def limit_of(row: Row) -> float:
     """The same, or MUCH_WIDER than what is typical of its run if most times there missed the target."""
-    return max(target_of(row), MUCH_WIDER * (_number(row, "ci_typical") or 0.0))
+    return max(target_of(row), MUCH_WIDER * _number(row, "ci_typical"))
 
 
 class TypicalHalf:
@@ -74,7 +71,7 @@ class TypicalHalf:
 
 def was_crowded(row: Row) -> bool:
     """Whether a thread of a row timed on the CPU waited for a core so long that another job must have run."""
-    return (_number(row, "run_delay") or 0.0) > LONGEST_DELAY
+    return _number(row, "run_delay") > LONGEST_DELAY
 
 
 def mark_of(row: Row) -> str:
@@ -102,7 +99,7 @@ def meaning(rows: Iterable[Row]) -> str:
 def unsettled_of(rows: Sequence[Row]) -> str:
     """How many of these rows' times did not settle, and why, as a sentence; nothing if all did."""
     marked = unsettled(rows)
-    return f"{len(marked)} of {len(rows)} times {meaning(rows)}" if marked else ""
+    return f"{len(marked)} of {len(rows)} times {meaning(marked)}" if marked else ""
 
 
 def _is_single(row: Row) -> bool:
@@ -110,13 +107,10 @@ def _is_single(row: Row) -> bool:
     return _number(row, "samples") == 1
 
 
-def _number(row: Row, name: str) -> float | None:
-    """A number of a row from a file, a frame or a sweep; None where it is unknown."""
+def _number(row: Row, name: str) -> float:
+    """A number of a row from a file, a frame or a sweep; 0 where it is unknown."""
     value = row.get(name)
-    if value is None or value == "":
-        return None
-    number = float(value)
-    return None if math.isnan(number) else number
+    return float(value) if value and value == value else 0.0
 
 
 THREADS = Path("/proc/self/task")
