@@ -170,8 +170,10 @@ def _compared(
     if eager is not None:
         of_eager = squares(name, eager.double() - value).nan_to_num(0.0, 0.0, 0.0)
         of_eager = of_eager.masked_fill(of_eager > EAGER_IS_WRONG**2 * allowed, 0)
-        # What eager leaves the range of its dtype for, such as a gradient that a norm of tiny numbers gives back.
-        allowed = allowed.masked_fill(~squares(name, eager.double()).isfinite(), torch.inf)
+        # What eager leaves the range of its dtype for, such as a gradient that a norm of tiny numbers gives back. A
+        # mixing of several groups may be stored as one, with zeros: infinity times zero takes the others along.
+        in_range = squares(name, eager.double()).isfinite()
+        allowed = allowed.masked_fill(~(in_range if name in OF_ROWS else in_range.all()), torch.inf)
     lost = ~allowed.isfinite()
     difference = difference.masked_fill(lost, 0).nan_to_num(torch.inf)
     return _Compared(name, value, difference, allowed.masked_fill(lost, 0), of_eager.masked_fill(lost, 0))

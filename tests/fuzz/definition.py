@@ -123,7 +123,8 @@ def errors_allowed(
     for name, x in found.items():
         variance = torch.stack(scatter[name]).sum(0).amax(0) / (at_once * passes)
         if name not in OF_ROWS:  # so few samples put some of thousands of single numbers far too low
-            of_head = variance.mean(tuple(range(1, variance.dim())), keepdim=True)
+            has_one = variance[0].numel() == 1  # number a head, so that the mean is of all heads
+            of_head = variance.mean(tuple(range(not has_one, variance.dim())), keepdim=True)
             variance = (1 - OF_HEAD) * variance + OF_HEAD * of_head
         variance = (variance + rounding.relative**2 / 3 * squares(name, x[0])).nan_to_num(torch.inf)
         if name == "out":
