@@ -67,10 +67,7 @@ BY_FILE = {
         "a halo not stored": ("if (own.stores_halo) {", "if (false) {"),
         "a tile's scores not masked": ("        mask.mask_scores(scores, first_key, own.local_row, own.column);\n", ""),
         "no wait for the next stage": ("if (!next_is_full) block.pipeline.wait(next);\n", ""),
-        "no barrier before the convolution": (
-            f"warpgroup_barrier(own.warpgroup + 1);\n            {PINGPONG}",
-            PINGPONG,
-        ),
+        "no barrier before the convolution": ("warpgroup_barrier(own.warpgroup + 1);\n            if ", "if "),
         "the next work tile's keys released": (
             f"if (own.thread == 0 && tile + 1 < end_tile) {RELEASE}",
             f"if (own.thread == 0) {RELEASE}",
@@ -90,16 +87,10 @@ BY_FILE = {
             "    wait_for_count(chunks.rows_done(work.stage), chunks.blocks_of(work.chunk));",
             "",
         ),
-        "all rows open at first": (
-            "take_open(rows, chunks.open_at_first)",
-            "take_open(rows, chunks.batch_heads * chunks.all_row_blocks)",
-        ),
+        "all rows open at first": ("rows, chunks.open_at_first)", "rows, chunks.batch_heads * chunks.all_row_blocks)"),
     },
     (HOPPER, f"{OF}hopper/backward_producer.cuh"): {
-        "work reported before it is stored": (
-            "        barrier_wait_asleep(state.stored(block), state.phase());\n",
-            "",
-        ),
+        "work reported before it is stored": ("        barrier_wait_asleep(state.stored(block), state.phase());\n", ""),
         "queries copied over those that are still read": ("    barrier_wait(block.rows_empty, !odd_rows);\n", ""),
     },
     (HOPPER, f"{OF}hopper/backward_products.cuh"): {
@@ -123,30 +114,21 @@ BY_FILE = {
         "scores before the last tile's": ("    if (!is_first) block_sync(", "    if (false) block_sync("),
     },
     (HOPPER_STEPS, f"{OF}cuda_decode/hopper_heads.cu"): {
-        "scores before the last tile's": (
-            "            barrier_wait(shared + HANDED_AT",
-            "            if (false) barrier_wait(shared + HANDED_AT",
-        ),
+        "scores before the last tile's": ("          barrier_wait(shared", "          if (false) barrier_wait(shared"),
         "before the warp's before": ("        meet();\n        uint32_t from", "        uint32_t from"),
     },
     (CONV, f"{LADDER}cuda_conv/tiles.cuh"): {
         "no wait for a tile": ("copies_wait();\n        __syncthreads();\n        multiply_rows", "multiply_rows"),
     },
     (CONV, f"{LADDER}cuda_conv/forward.cu"): {
-        "no barrier before the convolution": (
-            "__syncthreads();\n        load_tile(tile, v, key, 0);",
-            "load_tile(tile, v, key, 0);",
-        ),
+        "no barrier before the convolution": ("__syncthreads();\n        load_tile(tile, v, ", "load_tile(tile, v, "),
     },
     (FLASH, f"{LADDER}cuda_flash.cu"): {
         "no wait for the keys": (
             "        copies_wait<2 * STAGES - 2>();\n        __syncthreads();\n        values.copy",
             "values.copy",
         ),
-        "beyond the block's memory": (
-            "VALUES_AT = KEYS_AT + STAGES * KEY_TILE",
-            "VALUES_AT = KEYS_AT + STAGES * KEY_TILE + 16",
-        ),
+        "beyond the block's memory": (" = KEYS_AT + STAGES * KEY_TILE", " = KEYS_AT + STAGES * KEY_TILE + 16"),
     },
     (FLASH, "nvrtc/swizzle.cuh"): {
         "bank conflicts": ("(chunk ^ row % 8 * WAYS<Columns> / 8)", "chunk"),
@@ -164,10 +146,7 @@ BY_FILE = {
             'tl.where(key[None, :] >= first_seen[:, None], scores, float("-inf"))\n    r',
             "scores\n    r",
         ),
-        "the last number of a row not written": (
-            "ide[:, None] & (dim < HEAD_DIM",
-            "ide[:, None] & (dim < HEAD_DIM - 1",
-        ),
+        "the last number of a row not written": ("[:, None] & (dim < HEAD_DIM", "[:, None] & (dim < HEAD_DIM - 1"),
         "strides of heads and sequences exchanged": (
             "b + (batch_head % heads).to(tl.int64) * stride_oh",
             "h + (batch_head % heads).to(tl.int64) * stride_ob",
@@ -178,10 +157,7 @@ BY_FILE = {
         "dweight never zero": ("dweight = torch.zeros(weight.s", "dweight = torch.empty(weight.s"),
         "dq without a factor": ("ey_units, chunk, factor=LN_2.value", "ey_units, chunk, factor=1.0"),
         "dv of one query head alone": ("else dv.sum(2), dweight", "else dv[:, :, 0], dweight"),
-        "one loss scale for all sequences": (
-            "return scale.flatten() if span",
-            "return scale.amin().expand_as(scale).contiguous().flatten() if span",
-        ),
+        "one loss scale for all sequences": (" scale.flatten(", " scale.amin().expand_as(scale).contiguous().flatten("),
     },
     (TRITON, SCORES): {
         "a sum that no chunk began": ("(key < written)[:, None]", "(key <= written)[:, None]"),
@@ -214,26 +190,14 @@ BY_FILE = {
         ),
     },
     (MTA, f"{STAGE}rows.py"): {
-        "strides of pre_mix exchanged": (
-            "stride_pre_in, stride_pre_out, HEADS)",
-            "stride_pre_out, stride_pre_in, HEADS)",
-        ),
+        "strides of pre_mix exchanged": ("stride_pre_in, stride_pre_out, ", "stride_pre_out, stride_pre_in, "),
     },
     (MTA_STEPS, f"{STEP}rows.py"): {
-        "logsumexp of another row": (
-            "        row = length - POST_QUERY_TAPS + a\n",
-            "        row = length - POST_QUERY_TAPS + a - 1\n",
-        ),
+        "logsumexp of another row": (" row = length - POST_QUERY_TAPS + a", " row = length - POST_QUERY_TAPS + a - 1"),
     },
     (MTA_STEPS, f"{STEP}keys.py"): {
-        "the slot of another row": (
-            "(tl.maximum(length - 1, 0) % SLOTS).to(tl.int64) * stride_ls",
-            "(tl.maximum(length, 0) % SLOTS).to(tl.int64) * stride_ls",
-        ),
-        "strides of pre_mix exchanged": (
-            "_load_mix(pre_mix_ptr, stride_mo, stride_mi",
-            "_load_mix(pre_mix_ptr, stride_mi, stride_mo",
-        ),
+        "the slot of another row": ("tl.maximum(length - 1, 0) % SLOTS).to(tl", "tl.maximum(length, 0) % SLOTS).to(tl"),
+        "strides of pre_mix exchanged": ("(pre_mix_ptr, stride_mo, stride_mi", "(pre_mix_ptr, stride_mi, stride_mo"),
     },
     (MTA_STEPS, f"{STEP}values.py"): {
         "a row's logsumexp not kept": ("tl.store(kept, logsumexp, mask=(head < HEADS) & (length > 0))", "kept += 0"),
@@ -273,24 +237,21 @@ BY_FILE = {
         "keys that are not seen": ("if (!row.sees(position + i / 2 * 8)) a[i] &= 0xFFFF0000u;", ""),
     },
     (MIX, f"{OF_MIX}values.cu"): {
-        "units over units": ("block.units.wait_empty(unit);", ""),
-        "values over values": ("        block.values.wait_empty(step);", ""),
+        "units over units": ("block.units.acquire(unit)", "block.units.full_at(unit)"),
+        "values over values": ("block.values.acquire(step)", "block.values.full_at(step)"),
     },
     (MIX, f"{OF_MIX}values_mixing.cuh"): {
-        "no wait for units": ("        block.units.wait_full(unit);", ""),
-        "planes over planes": ("if (i == 0) block.planes.wait_empty(step);", ";"),
+        "no wait for units": ("        block.units.wait(unit);", ""),
+        "planes over planes": ("if (i == 0) block.planes.acquire(step);", ";"),
     },
     (MIX, f"{OF_MIX}values_products.cuh"): {
-        "no wait for planes": ("        block.planes.wait_full(step);", ""),
+        "no wait for planes": ("        block.planes.wait(step);", ""),
         "planes free too soon": ("        products_wait<0>();", ""),
     },
     (MIX, f"{OF_MIX}logits_scores.cuh"): {
         "keys over keys": ("barrier_wait(block.used(group, i), round & 1 ^ 1);", ""),
         "scores over scores": ("own.wait_until_empty(buffer, count / BUFFERS & 1 ^ 1);", ""),
-        "no wait for queries": (
-            "                wait(i);\n                if (warp / 2",
-            "                if (warp / 2",
-        ),
+        "no wait for queries": ("                wait(i);\n                if (warp / ", "                if (warp / "),
         "keys of another tile": ("arrive_in_block(block.rank(lane,", "arrive_in_block(block.rank(0,"),
     },
     (MIX, f"{OF_MIX}logits_mix.cuh"): {
@@ -309,22 +270,13 @@ BY_FILE = {
             "right_desc.load([batch, head % (heads // group), key, 0]).reshape(BLOCK_N",
         ),
         "scores that are not seen": ("tl.where(seen, x, 0.0)", "x"),
-        "row product ends too soon": (
-            "end = tl.minimum(pitch, first_position + first + BLOCK_M)",
-            "end = tl.minimum(pitch, first_position + first)",
-        ),
+        "row product ends too soon": ("(pitch, first_position + first + BLOCK_M)", "(pitch, first_position + first)"),
         "loss scale of another document": ("position, mask=", "position * 0, mask="),
         "loss scale of another sequence": ("loss_scale_ptr + batch))", "loss_scale_ptr + 0 * batch))"),
-        "one query head alone": (
-            "head = kv_head * group + step // divisor",
-            "head = kv_head * group + step // divisor * 0",
-        ),
+        "one query head alone": (" = kv_head * group + step // divisor", " = kv_head * group + step // divisor * 0"),
         "sums of keys that no chunk summed": (" & (first + key < summed_keys)[:, None]", ""),
         "rows of a document end too soon": (" + (BLOCK - 1)", ""),
-        "the last number of a row": (
-            "inside = (row < rows)[:, None] & (dim < head_dim)[None, :]",
-            "inside = (row < rows)[:, None] & (dim < head_dim - 1)[None, :]",
-        ),
+        "the last number of a row": (" < rows)[:, None] & (dim < head_dim", " < rows)[:, None] & (dim < head_dim - 1"),
         "queries without a factor": ("(total * factor)", "total"),
         "rows not copied": ("    return copy.copy_(x)", "    return copy"),
         "owned rows of left": (
@@ -342,10 +294,7 @@ BY_FILE = {
         "rows of x below": ("stop + (TAPS - 1))", "stop)"),
         "rows of another document above": (">= lowest) & (seen_row ", ""),
         "loss scale of another document": ("first_position + begin, mask", "first_position + first, mask"),
-        "loss scale of another sequence": (
-            "tl.load(loss_scale_ptr + batch_head // heads)",
-            "tl.load(loss_scale_ptr + batch_head * 0)",
-        ),
+        "loss scale of another sequence": ("(loss_scale_ptr + batch_head // heads", "(loss_scale_ptr + batch_head * 0"),
         "rows that are not owned": (" above + owned", " rows"),
         "begins above": (" = above + tile", " = tile"),
         "tiles that see no key": ("first_position + after, first", "first_position + first, first"),
@@ -353,10 +302,7 @@ BY_FILE = {
             "(self.bands.before - self.convolution.pad)",
             "self.bands.before - 0 * self.convolution.pad",
         ),
-        "sums not emptied": (
-            "emptied = emptied + (tl.zeros([INPUTS, OUTPUTS], tl.float32),)",
-            "emptied = emptied + (totals[tap],)",
-        ),
+        "sums not emptied": (" = emptied + (tl.zeros([INPUTS, OUTPUTS], tl.float32),)", " = emptied + (totals[tap],)"),
         "rows of grad beyond": (" < stop, CAUSAL", " < stop + 1, CAUSAL"),
     },
     (MTA, f"{STAGE}heads.py"): {
@@ -364,10 +310,7 @@ BY_FILE = {
         "strides not exchanged": ("stride_out, stride_in", "stride_in, stride_out"),
         "loss scale of another row": ("first_position + row, counted", "first_position, counted"),
         "sums of rows before": (" = before + total", " = total"),
-        "sums twice": (
-            "        if SCALED:\n            total = tl.zeros",
-            "        if not SCALED:\n            total = tl.zeros",
-        ),
+        "sums twice": ("        if SCALED:\n            total = tl", "        if not SCALED:\n            total = tl"),
         "stored keys": (
             "stored_end(row, first_position, pitch, CAUSAL, True",
             "tl.minimum(first_position + row, pitch",
@@ -395,15 +338,9 @@ BY_FILE = {
         "older rows of the turn before": ("first + TURN, taps", "first, taps"),
         "the state by every program": ("args.seen && segment.first_program == blockIdx.x && lane == 0", "false"),
         "partial of another sequence": ("x + segment.sequence", "x"),
-        "no barrier before mixing": (
-            "            if (POST_MIX) {\n                __syncthreads();",
-            "            if (POST_MIX) {\n                __syncwarp();",
-        ),
+        "no barrier before mixing": (") {\n                __syncthreads();", ") {\n                __syncwarp();"),
         "logsumexp of another slot": ("slot_of(args, newest_slot(args, segment), lane", "newest_slot(args, segment"),
-        "mixing rounded": (
-            "mixing.load<POST_MIX_FLOAT>(args.post_mix, true);",
-            "mixing.load<POST_MIX_FLOAT>(args.post_mix, false);",
-        ),
+        "mixing rounded": (".load<POST_MIX_FLOAT>(args.post_mix, true)", ".load<POST_MIX_FLOAT>(args.post_mix, false)"),
         "keys of the next block": (".stop + 16) return", ".stop) return"),
     },
     (CUDA_STEPS_OF_MTA, f"{OF_STEP}merge.cu"): {
@@ -421,10 +358,7 @@ BY_FILE = {
     (CUDA_STEPS_OF_MTA, f"{OF_STEP}layout.cuh"): {
         "NaN everywhere": ("numbers[part][i] &= ~(0xFFFFu << half)", ""),
         "a page's offset": ("(key & (1 << args.page_bits) - 1)", "key"),
-        "a page's stride": (
-            "table[(key >> args.page_bits) * args.table_stride_page] : 0;",
-            "table[key >> args.page_bits] : 0;",
-        ),
+        "a page's stride": ("[(key >> args.page_bits) * args.table_stride_page] : 0;", "[key >> args.page_bits] : 0;"),
         "the page of the next tile": ("if (PAGED) look_up_page(args, tile + 1);", ""),
         "another slot": ("length - 1, 0) ", "length, 0) "),
         "rows outside": ("= key >= from && key < end;", "= key < end;"),
