@@ -75,6 +75,7 @@ def test_shares_and_epsilons_of_numpy_and_whole_ones(function):
 
     assert torch.equal(call(np.float32(0.5), np.float32(0.25)), call(0.5, 0.25))
     assert torch.equal(call(0, 10**20), call(0.0, 1e20))
+    assert torch.equal(function(*QKV, pre_mix=MIX, causal=np.False_), function(*QKV, pre_mix=MIX, causal=False))
     for refused in (True, np.True_, torch.tensor(0.5)):
         with pytest.raises(ValueError, match="dropout is"):
             call(refused, 0.25)

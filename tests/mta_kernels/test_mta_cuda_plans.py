@@ -9,7 +9,6 @@ from emulators import H200, emulated_rows  # noqa: F401
 from mta_kernels.gpu_limits import gpu_of
 from mta_kernels.multi_token_attention.bands_cuda import bands
 from mta_kernels.multi_token_attention.heads_cuda import heads
-from mta_kernels.multi_token_attention.mix_cuda import logits, mix_values
 from mta_kernels.multi_token_attention.rows_cuda import mix_rows, rows
 from mta_kernels.multi_token_attention.rows_cuda.rows import plan_on
 from mta_kernels.nvrtc import compiler
@@ -34,23 +33,6 @@ def compiled(source: Source) -> str:
 
 def most_spilled(words: str) -> int:
     return max(int(part.split()[-1]) for part in words.split(" bytes spill stores")[:-1])
-
-
-@pytest.mark.parametrize(
-    ("count", "head_dim", "dtype", "words"),
-    [
-        (16, 64, FP16, "float16 is not bfloat16"),
-        (17, 64, BF16, "17 heads are more than 16"),
-        (16, 72, BF16, "head_dim 72 is not a multiple of 16 up to 128"),
-        (16, 144, BF16, "head_dim 144 is not"),
-    ],
-)
-def test_values_that_cannot_be_mixed_are_refused(count: int, head_dim: int, dtype: torch.dtype, words: str) -> None:
-    assert words in logits.shape_unsupported(dtype, count, head_dim)
-    exponentials, v = torch.empty(1, count, 3, 64, dtype=dtype), torch.empty(1, 1, 3, head_dim, dtype=BF16)
-    where = {"first_position": 0, "keys": 3, "causal": True}
-    with pytest.raises(ValueError, match=words):
-        mix_values(exponentials, torch.empty(1, count, 3), None, v, torch.empty_like(v), **where)
 
 
 def test_rows_that_do_not_fit_are_refused(emulated_rows) -> None:  # noqa: F811

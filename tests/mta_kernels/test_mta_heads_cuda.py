@@ -6,7 +6,6 @@ interpreter lacks; and only its range holds logits as far apart. What a logsumex
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -213,10 +212,3 @@ def test_gradients_of_taps(gpu, request: pytest.FixtureRequest) -> None:
     owned = (row >= case.above) & (row < case.above + case.owned)
     (want,) = torch.autograd.grad(case.convolved(x, leaf), leaf, grad.double().where(owned & case.seen(), 0))
     assert (gradients.dtaps().cpu() - want).norm() <= 1e-5 * want.norm()
-
-
-@pytest.mark.gpu
-def test_a_long_chunk(gpu) -> None:
-    case = Case(heads=16, keys=1500, first_row=500, rows=800, owned=780)
-    check(case)
-    check(dataclasses.replace(case, bounds=(613, 614, 900), dtype=FP16, heads=10))

@@ -116,10 +116,6 @@ def test_layers_of_the_papers_models(name) -> None:
             with_convolutions.append(layer)
             assert attention.mta_kernel.shape == attention.mta_kernel_after_sm.shape == (heads, 1, 6, 11)
     assert with_convolutions == list(range(2, layers, 4))
-    with pytest.raises(ValueError, match=f"layer is {layers}; {name} has the layers 0 to {layers - 1}"):
-        MultiTokenAttention.preset(name, layer=layers)
-    with pytest.raises(ValueError, match="preset is 'mta-7b'; expected one of 'mta-300m'"):
-        MultiTokenAttention.preset("mta-7b", layer=0)
 
 
 def test_options_reach_the_function() -> None:

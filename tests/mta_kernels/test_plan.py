@@ -143,6 +143,14 @@ def test_memory_is_the_most_that_lives_at_once() -> None:
     assert everything > plan(H200, conv_attention, *inputs(), meta(16, 6, 11)).peak_bytes > 2 * 16 * 4096 * 64
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("head_chunk", "times"), [(None, 8), (4, 2), (1, 0.6)])
+def test_scratch_of_a_forward_is_as_many_times_its_keys(head_dim: int, head_chunk: int | None, times: float) -> None:
+    q, k, v = inputs(head_dim=head_dim)
+    found = plan(H200, conv_attention, q, k, v, meta(16, 6, 11), backend="triton", head_chunk=head_chunk)
+    assert 0 < found.peak_bytes - q.nbytes <= times * k.nbytes
+
+
 def test_an_error_of_the_call_is_the_plans_and_leaves_nothing() -> None:
     with pytest.raises(ValueError, match="head_dim 300"):
         plan(H200, conv_attention, *inputs(head_dim=300), meta(16, 6, 11), backend="hopper")

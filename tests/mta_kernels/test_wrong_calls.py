@@ -291,6 +291,7 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "module: norm": (lambda: module(norm="rms"), ValueError, "norm is 'rms'; expected True or False"),
     "module: depth": (lambda: module(depth=-1), ValueError, "depth is -1; expected the layer's index"),
     "preset: layer": (lambda: preset("a"), ValueError, "layer is 'a'; mta-1b has the layers 0 to 23"),
+    "preset: a layer too many": (lambda: preset(24), ValueError, "layer is 24; mta-1b has the layers 0 to 23"),
     "preset: list": (lambda: preset(2, ["mta-1b"]), ValueError, r"preset is \['mta-1b'\]; expected one of"),
     "entries of a list": (lambda: layer_entries([1], 2), TypeError, "state_dict is a list; expected a mapping"),
     "entries of numbers": (lambda: layer_entries({1: 2}, 2), TypeError, "expected a mapping from names to tensors"),
