@@ -127,22 +127,6 @@ def test_a_scheduler_that_is_gone_stops_the_sweep_and_what_was_measured_is_kept(
     assert read_results(tmp_path / "out.csv")["seq"].tolist() == [32]
 
 
-@pytest.mark.long
-def test_a_worker_that_is_killed_comes_again_and_its_group_is_given_up(mtabench, tmp_path, monkeypatch):
-    monkeypatch.setattr(team, "MOST_DEATHS", 2)
-    impl = ("--seq", "16,32", "--impl", "eager,kills-at-16")
-    with cluster_here(processes=True) as cluster:
-        code, out, err = mtabench("fwd", *CPU, *impl, "--scheduler", cluster.scheduler_address, "--out", "out.csv")
-    assert (code, err) == (0, "")
-    table = read_results(tmp_path / "out.csv").set_index(["impl", "seq"])
-    assert table["status"].groupby("seq").unique().map(list).to_dict() == {16: ["error"], 32: ["ok"]}
-    (reason,) = set(table.xs(16, level="seq")["reason"])
-    assert reason.startswith("its worker died 2 times while measuring cells of this shape, on ")
-    assert reason.endswith(": its worker was lost")
-    assert out.count("lost a group (its worker was lost)") == 1
-    assert out.count("for the last time") == 1
-
-
 @pytest.mark.usefixtures("quick")
 def test_a_worker_without_the_gpu_that_it_offers(mtabench, tmp_path, plain):
     result = mtabench("fwd", "--seq", "16", *SHAPE, "--scheduler", plain.scheduler_address, "--out", "out.csv")

@@ -171,14 +171,6 @@ class TestFiles:
         assert [row["mix"] for row in read_file(path).rows()] == ["", ""]
         assert len(read_run(path).cells) == 2
 
-    @pytest.mark.parametrize(
-        ("text", "column"), [(",depth3,", "norm; expected rms, none, or depth and"), (",full,", "gate; expected one")]
-    )
-    def test_a_norm_or_gate_that_is_none_is_refused(self, path, text, column):
-        path.write_text(path.read_text().replace(text, ",soft,", 1))
-        with pytest.raises(UsageError, match=f"soft.* in the column {column}"):
-            read_file(path)
-
     def test_a_table_tells_them_apart(self, path):
         view = make_view(read_file(path).rows())
         texts = {column.name: column.texts for column in view.columns}

@@ -58,21 +58,6 @@ def test_tolerance_is_twice_the_error_of_eager(dtype):
     assert Oracle(case, inputs).tolerance == pytest.approx(max(2 * error, tolerance_floor(inputs.q.dtype)), rel=0.1)
 
 
-def perturb_row(out):
-    out[1, 2, 40] *= 1.0003
-
-
-def write_nan(out):
-    out[1, 3, 7, 5] = float("nan")
-
-
-@pytest.mark.parametrize("fault", [perturb_row, write_nan])
-def test_planted_faults_are_found(fault):
-    check = judged(CASE, fault)
-    assert not check.ok
-    assert check.reason
-
-
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [

@@ -195,8 +195,6 @@ def test_verify_leaves_out_a_pass_that_a_rung_has_on_a_gpu_alone(monkeypatch):
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (("--impl", "lader"), ("did you mean ladder",)),
-        (("--impl", "c-lops"), ("did you mean c-loops",)),
         (("--impl", "eager,sdpa-flash", "--baseline", "ladder"), ("'ladder' stands for several", "c-loops")),
         (("--op", "attenton"), ("--op 'attenton'", "conv-attention, attention")),
         (("--op", "attention", "--impl", "eager"), ("--op attention excludes eager",)),
