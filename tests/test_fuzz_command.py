@@ -6,7 +6,6 @@ import csv
 import functools
 import re
 import shlex
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from fuzz.families import KERNELS, source_hashes
 from fuzz.totals import COLUMNS, Totals, check_totals_file
 from fuzz.workers import Ended, run_workers
 from fuzz_faults import FAULTS
+from training_scripts import command_line
 
 ROOT = Path(__file__).parents[1]
 ON_CPU = ("--op", "conv-attention", "--impl", "eager", "--pass", "bwd", "--device", "cpu")
@@ -30,16 +30,7 @@ EAGER = Target("conv-attention", "eager")
 def run(monkeypatch, capsys, tmp_path):
     """Runs `scripts/fuzz_kernels.py` with some words: exit code, output, errors."""
     monkeypatch.chdir(tmp_path)
-
-    def typed(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fuzz_kernels.py", *map(str, words)])
-        try:
-            code = fuzz_kernels.main()
-        except SystemExit as ended:
-            code = ended.code
-        return code, *capsys.readouterr()
-
-    return typed
+    return command_line(fuzz_kernels, monkeypatch, capsys, "fuzz_kernels.py")
 
 
 @pytest.fixture
