@@ -6,13 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from kernel_inputs import (
-    DEVICE,
-    assert_as_reference,
-    make,
-    poison_memory,
-    with_gaps,
-)
+from kernel_inputs import DEVICE, assert_as_reference, make, poison_memory, with_gaps
 
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
 from mta_kernels.conv_attention.triton import backward, backward_products, backward_scores
@@ -31,11 +25,6 @@ def bounds_of(documents: list[int], dtype: torch.dtype = torch.int32) -> torch.T
     return torch.tensor(documents, dtype=dtype, device=DEVICE)
 
 
-def check(q, k, v, weight, documents: list[int], **options) -> None:
-    inputs = {"q": q, "k": k, "v": v, "weight": weight}
-    assert_as_reference(inputs, cu_seqlens=bounds_of(documents), **options)
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("taps", [(4, 2), (2, 4)], ids=lambda t: f"{t[0]}x{t[1]}")
 @pytest.mark.parametrize("documents", [[0, 128], [0, 50, 125]], ids=str)
@@ -46,7 +35,8 @@ def test_documents_that_end_with_a_block(
     for module in (backward_scores, backward_products):
         monkeypatch.setattr(module, "ALIGNED", 64)
     monkeypatch.setattr(backward, "CHUNK_ROWS", 64)
-    check(*make(1, 1, 1, documents[-1], 16, taps), documents, causal=causal)
+    inputs = dict(zip(("q", "k", "v", "weight"), make(1, 1, 1, documents[-1], 16, taps), strict=True))
+    assert_as_reference(inputs, cu_seqlens=bounds_of(documents), causal=causal)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
