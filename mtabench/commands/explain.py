@@ -27,7 +27,7 @@ HEADINGS = ("kernel", "language", "launches", "blocks", "threads", "shared\nKiB"
 
 def run(options: Options, device_name: str | None) -> int:
     """Print the prediction of each cell of the axes; raises UsageError for what there is no prediction of."""
-    cases = make_plan(replace(options, impl=options.impl or "triton"), device="cuda").cases
+    cases = make_plan(replace(options, impl=options.impl or "auto"), device="cuda").cases
     if len(cases) > MOST_CELLS:
         raise UsageError(f"these axes have {len(cases)} cells, and explain takes at most {MOST_CELLS}; name fewer")
     device = _device(device_name)

@@ -60,7 +60,7 @@ ENTRIES = (
         compiles=True, planned=True,
     ),
     # Of whichever backend: what any of them has to do.
-    _auto(order=65, op="conv-attention", work="tiled", build=partial(conv_attention_by, "auto")),
+    _auto(order=65, op="conv-attention", work="tiled", build=partial(conv_attention_by, "auto"), planned=True),
     # The one backend of all steps is Triton's.
     _auto(order=95, op="mta", work="staged", build=partial(mta_by_backend, "auto"), planned=True),
 )  # fmt: skip

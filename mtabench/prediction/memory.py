@@ -17,7 +17,8 @@ DENSE_MATRICES = {"cuda": {"fwd": 3, "bwd": 5, "decode": 3}, "cpu": {"fwd": 3, "
 # mta-550m-all.csv).
 WHOLE_MATRICES = {"fwd": (6, 6), "bwd": (11, 10)}
 CONVOLUTION_COPIES, HEAD_BLOCK = {"fwd": 1, "bwd": 2, "decode": 1}, 16
-MOST_TOKENS = 2**16  # of a planned backward: a longer one plans more chunks, and takes as much memory a token
+MOST_TOKENS = 2**16  # of a planned backward in the expanded form: a longer one plans more chunks
+MOST_ROWS = 2**25  # of all heads and sequences of a plan, whose storages end at 256 GiB; more take as much memory a row
 MANY_CHUNKS = 1024  # the largest of more has the scores it may have, to 0.1 %; to find all takes up to minutes
 SUM = 4  # bytes of a float32
 LONGEST = 2**30
@@ -51,17 +52,19 @@ def model_bytes(case: Case) -> int:
 def expected_memory_bytes(case: Case, work: str) -> int:
     """Roughly what a case allocates at its peak beyond its inputs; `work` as in its entry.
 
-    On a GPU the expanded form and banded are planned, as are rungs of plain attention. Dense implementations store
-    several `N x N` matrices of scores. Staged stores a chunk of scores, backward two, and more if it convolves. If
-    there are several chunks of rows, backward also stores float32 sums of dk and dv of a chunk's sequences. Overlapped
-    multiplies the output by its gradient in float32 before its backward. The others store outputs, and backward a
-    float32 sum of dq.
+    On a GPU the expanded form, banded and auto are planned, as are rungs of plain attention. Dense implementations
+    store several `N x N` matrices of scores. Staged stores a chunk of scores, backward two, and more if it convolves.
+    If there are several chunks of rows, backward also stores float32 sums of dk and dv of a chunk's sequences.
+    Overlapped multiplies the output by its gradient in float32 before its backward. The others store outputs, and
+    backward a float32 sum of dq.
     """
-    is_rung = case.op == PLAIN and implementation_of(case).planned
-    if (work in ("banded", "expanded") or is_rung) and case.device == "cuda":
+    is_ours = case.op == PLAIN or work in ("banded", "expanded", "tiled")
+    if implementation_of(case).planned and is_ours and case.device == "cuda":
         from mtabench.prediction.plans import plan_of
 
-        seq = min(case.seq, MOST_TOKENS) if (work, case.pass_) == ("expanded", "bwd") else case.seq
+        seq = min(case.seq, max(MOST_ROWS // (case.batch * case.heads), 256))
+        if (work, case.pass_) == ("expanded", "bwd"):
+            seq = min(seq, MOST_TOKENS)
         return plan_of(replace(case, seq=seq)).peak_bytes * case.seq // seq
     rows = 1 if case.pass_ == "decode" else case.seq
     out = case.batch * case.heads * rows * case.head_dim * BYTES_PER_ELEMENT[case.dtype]

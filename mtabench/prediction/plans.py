@@ -33,7 +33,7 @@ def splits_of(case: Case) -> int | None:
 
 def kernels_of(case: Case) -> tuple[str, ...]:
     """The kernels of this project that a call launches on this GPU, each once; none on a CPU or of other projects."""
-    ours = case.layers is None and (implementation_of(case).planned or case.impl == "auto")
+    ours = case.layers is None and implementation_of(case).planned
     if not ours or case.device != "cuda" or not torch.cuda.is_available():
         return ()
     return plan_of(case, gpu_like(torch.device("cuda"))).names("cuda", "triton")

@@ -321,7 +321,7 @@ def swept(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep.timing, "WARM_UP_SECONDS", 0.05)
     monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(1e4, 1e5))  # above any device
 
-    def sweep_of(case, fault, pass_):
+    def sweep_of(case, fault, pass_, device="cpu"):
         build = find(case.impl).build
 
         def target(cell, inputs):
@@ -329,7 +329,7 @@ def swept(tmp_path, monkeypatch):
 
         planted = replace(find(case.impl), name="planted", build=target)
         monkeypatch.setattr(registry, "IMPLEMENTATIONS", (*registry.IMPLEMENTATIONS, planted))
-        shape = {"seq": "32", "head_dim": "16", "heads": "2", "conv": "3x3", "dtype": "fp32", "device": "cpu"}
+        shape = {"seq": "32", "head_dim": "16", "heads": "2", "conv": "3x3", "dtype": "fp32", "device": device}
         plan = make_plan(Options(pass_, impl=f"{case.impl},planted", **shape))
         path = tmp_path / "out.csv"
         with Writer(path, resume=False) as writer:
@@ -341,9 +341,9 @@ def swept(tmp_path, monkeypatch):
     return sweep_of
 
 
-def is_timed():
+def is_timed(device="cpu"):
     """What a call can see: free memory is NaN where it is checked beforehand."""
-    free = torch.empty(1 << 14)
+    free = torch.empty(1 << 14, device=device)
     try:
         poisoned = bool(free.isnan().all())
     except RuntimeError:  # a plan of the call has no memory
@@ -353,7 +353,7 @@ def is_timed():
 
 
 def wrong_when_timed(case, inputs, closure):
-    return lambda: 0 * closure() if is_timed() else closure()
+    return lambda: 0 * closure() if is_timed(case.device) else closure()
 
 
 def wrong_on_inputs_of_before(case, inputs, closure):
@@ -535,3 +535,23 @@ def test_what_a_gpu_would_time_is_judged(as_on_a_gpu, fault, pass_, page_size, s
     assert says in str(found)
     if not says:
         assert found.timer == ("graph" if pass_ == "decode" else "events")
+
+
+def writes_nothing_in_a_graph(case, inputs, closure):
+    return lambda: torch.empty_like(inputs.q[:, :, -1:]) if torch.cuda.is_current_stream_capturing() else closure()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize(
+    "fault", [writes_nothing, right_at_first(1), wrong_when_timed, cached, same_memory, gradients_inside_the_forward]
+)
+def test_a_sweep_on_a_gpu_gives_no_time_to(swept, pass_, fault):
+    if pass_ == "bwd" and fault in (cached, same_memory):
+        fault = cached_gradients
+    if pass_ != "bwd" and fault is gradients_inside_the_forward:
+        pytest.skip("there are no gradients")
+    if pass_ == "decode" and (fault is wrong_when_timed or fault.__qualname__.startswith("right_at_first")):
+        fault = writes_nothing_in_a_graph  # a graph calls nobody
+    row = swept(CONV, fault, pass_, "cuda")
+    assert row["status"] == "wrong", row["reason"]

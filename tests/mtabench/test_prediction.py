@@ -74,4 +74,7 @@ def test_explain_shows_kernels(monkeypatch, capsys, tmp_path):
     line = next(line.split() for line in out.splitlines() if line.startswith("hopper_forward"))
     assert line == ["hopper_forward", "cuda", "1", "132", "512", "178", "135"]
     assert " ms, by products" in out
+    out = printed(mtabench("explain", "bwd", "--seq", "4k", "--device-name", "h200"))  # by auto
+    assert "hopper_backward" in out
+    assert " tokens a sequence fit in 1" in out
     refused(mtabench("explain", "fwd", "--seq", "4k"), "--device-name h200")
