@@ -15,6 +15,7 @@ def run(base: Path, head: Path, options: ComparisonOptions, across_devices: bool
     and the JUnit file, where wanted, then report.
     """
     check_outputs(options, (base, head))
+    was_enabled = gc.isenabled()
     gc.disable()  # to look for cycles among millions of samples takes a quarter of the time
     try:
         runs = read_run(base, not across_devices), read_run(head, not across_devices)
@@ -22,4 +23,5 @@ def run(base: Path, head: Path, options: ComparisonOptions, across_devices: bool
             found = compare_devices(*runs) if across_devices else compare(*runs, options.threshold, options.fail_on)
         return report(found, options)
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()

@@ -98,12 +98,8 @@ def _tried_until_it_fits(case: FuzzCase, operation: Operation, thorough: bool) -
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             time.sleep(wait_s)
-    # cuDNN's workspace for a definition's convolution may be 96 GiB. Its `flags` would leave float32 products in TF32.
-    torch.backends.cudnn.enabled = False
-    try:
+    with torch.backends.cudnn.flags(enabled=False):  # whose workspace for a definition's convolution may be 96 GiB
         return _tried(case, operation, thorough)
-    finally:
-        torch.backends.cudnn.enabled = True
 
 
 def _tried(case: FuzzCase, operation: Operation, thorough: bool) -> Outcome:
