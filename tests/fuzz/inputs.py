@@ -80,6 +80,9 @@ def make_inputs(case: FuzzCase) -> Inputs:
     if case.pass_ == "decode":
         lengths = torch.tensor(case.lengths, dtype=getattr(torch, case.lengths_dtype), device=case.device)
         values["lengths"] = as_laid_out(lengths, layouts.get("lengths", "")).clone()
+        if layouts.get("q") != "expanded":  # or all would have the queries of the first
+            before_first = torch.arange(window, device=case.device) < window - values["lengths"].long()[:, None]
+            values["q"] = values["q"].masked_fill(before_first[:, None, :, None], float("nan"))
         if case.page_size is not None:
             values |= _pages(case, random, values, shared=layouts.get("block_table") == "expanded")
         else:
